@@ -1,0 +1,1 @@
+"""What a stream is: padded batches, stable random numbers, codecs, and the datasets."""

@@ -1,0 +1,140 @@
+"""From the files a user has to a folder the loader reads: `remem data import` for bAbI.
+
+The prepared folder holds one checked, gzipped file for each task and split, in the original format, and a manifest with
+their sources, counts and hashes. Files can be imported one after another; a later one replaces its own task and split.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import lzma
+import re
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from remem.data.babi_format import MalformedFile, Story, parse_stories
+
+_NAME = re.compile(r"^qa(\d{1,2})_(?:.*_)?(train|valid|test)(\.partial|_regenerated)?\.txt(\.gz|\.xz)?$")
+# The original archive holds several editions. The paper's is en-10k, and en-valid-10k adds its validation stories; a
+# user with only the 1k edition gets that one. Hindi and shuffled editions are never mixed in.
+_EDITIONS = ("en-10k", "en-valid-10k", "", "en", "en-valid")
+MANIFEST = "manifest.json"
+
+
+class _Source(NamedTuple):
+    task: int
+    split: str
+    edition: str
+    partial: bool
+    name: str
+    read: Callable[[], bytes]
+
+    @property
+    def rank(self) -> tuple[int, bool]:
+        return _EDITIONS.index(self.edition), self.partial
+
+
+def _source(path: PurePosixPath, read: Callable[[], bytes]) -> _Source | None:
+    match = _NAME.match(path.name)
+    if match is None or not 1 <= int(match[1]) <= 20:
+        return None
+    parent = path.parent.name
+    edition = parent if re.fullmatch(r"(en|hn|shuffled)(-valid)?(-10k)?", parent) else ""
+    return _Source(int(match[1]), match[2], edition, match[3] == ".partial", path.name, read) if edition in _EDITIONS else None
+
+
+def _unpack(data: bytes, name: str) -> bytes:
+    try:
+        if name.endswith(".gz"):
+            return gzip.decompress(data)
+        return lzma.decompress(data) if name.endswith(".xz") else data
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise MalformedFile(name, 1, f"the compressed file is damaged ({error})") from None
+
+
+def _sources(path: Path) -> Iterator[_Source]:
+    """Every bAbI file below a folder, inside a tar archive, or the single file itself."""
+    if path.is_dir():
+        for file in sorted(path.rglob("qa*")):
+            if source := _source(PurePosixPath(file.relative_to(path.parent).as_posix()), file.read_bytes):
+                yield source
+    elif tarfile.is_tarfile(path):
+        with tarfile.open(path) as archive:
+            for member in archive.getmembers():
+                stream = archive.extractfile(member) if member.isfile() else None
+                if stream and (source := _source(PurePosixPath(member.name), stream.read)):
+                    yield source._replace(read=lambda data=stream.read(): data)
+    elif source := _source(PurePosixPath(path.name), path.read_bytes):
+        yield source
+
+
+def import_babi(path: Path, folder: Path) -> dict[str, Any]:
+    """Check all bAbI files at `path` and add them to the prepared `folder`; returns what was added.
+
+    Nothing is written unless every file is sound.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist; give a folder, a .tar.gz archive or a qaN_..._train.txt file.")
+    best: dict[tuple[int, str], _Source] = {}
+    try:
+        for source in _sources(path):
+            key = (source.task, source.split)
+            if key not in best or source.rank < best[key].rank:
+                best[key] = source
+    except (tarfile.TarError, EOFError, OSError, lzma.LZMAError) as error:
+        raise ValueError(f"{path} is not a sound archive ({error}); nothing was imported.") from None
+    if not best:
+        raise ValueError(f"{path} holds no bAbI file; expected names such as qa1_single-supporting-fact_train.txt.")
+    checked = {key: _check(source) for key, source in sorted(best.items())}
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest = read_manifest(folder)
+    for (task, split), (data, entry) in checked.items():
+        _write(folder / f"qa{task}_{split}.txt.gz", gzip.compress(data, mtime=0))
+        manifest[f"qa{task}_{split}"] = entry
+    _write(folder / MANIFEST, json.dumps(dict(sorted(manifest.items())), indent=1).encode())
+    return {f"qa{task}_{split}": entry for (task, split), (_, entry) in checked.items()}
+
+
+def _check(source: _Source) -> tuple[bytes, dict[str, Any]]:
+    data = _unpack(source.read(), source.name)
+    stories = parse_stories(decode_lines(data, source.name), source.name)
+    entry = {
+        "source": f"{source.edition}/{source.name}".lstrip("/"),
+        "stories": len(stories),
+        "questions": sum(len(s.questions) for s in stories),
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
+    return data, entry
+
+
+def decode_lines(data: bytes, name: str) -> list[str]:
+    """Lines of a UTF-8 text; other bytes are refused with the line they are on."""
+    try:
+        return data.decode("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise MalformedFile(name, data[: error.start].count(b"\n") + 1, "the line is not UTF-8 text") from None
+
+
+def _write(path: Path, data: bytes) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_bytes(data)
+    temporary.replace(path)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What the prepared folder holds; empty if there is none yet."""
+    path = folder / MANIFEST
+    manifest: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return manifest
+
+
+def read_stories(folder: Path, task: int, split: str) -> list[Story]:
+    """Stories of one task and split; none if that file was never imported."""
+    path = folder / f"qa{task}_{split}.txt.gz"
+    if not path.exists():
+        return []
+    return parse_stories(decode_lines(_unpack(path.read_bytes(), path.name), path.name), path.name)

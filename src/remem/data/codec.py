@@ -1,0 +1,135 @@
+"""Raw items and questions to numbers, and answer numbers back to answers; saved with every model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, TypeVar
+
+from remem.data.babi_format import words_of
+
+T = TypeVar("T")
+
+
+class UnknownItem(ValueError):
+    """An item or word the model never met: names it."""
+
+
+def cut(items: Sequence[T], length: int) -> Iterator[Sequence[T]]:
+    """Pieces of at most `length` items, none of them lost."""
+    for start in range(0, len(items), length):
+        yield items[start : start + length]
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdCodec:
+    """Streams of item numbers, asked by query numbers: the synthetic task."""
+
+    segment_len: int
+    num_items: int
+    num_queries: int
+    num_answers: int
+    kind: Literal["ids"] = "ids"
+
+    # a segment ends after N items
+    segment_per_write = False
+
+    def encode_item(self, raw: Any) -> list[int]:
+        """One item's number, checked."""
+        return [_in_range(raw, self.num_items, "item")]
+
+    def encode_question(self, raw: Any) -> list[int]:
+        """One query's number, checked."""
+        return [_in_range(raw, self.num_queries, "query")]
+
+    def decode_answer(self, index: int) -> int:
+        """The answer's number."""
+        return index
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextCodec:
+    """Streams of sentences, asked by sentences, answered by one of the answers seen in training."""
+
+    segment_len: int
+    words: list[str]
+    answers: list[str]
+    kind: Literal["text"] = "text"
+
+    # a segment ends with its sentence
+    segment_per_write = True
+
+    @property
+    def num_items(self) -> int:
+        """Size of the vocabulary."""
+        return len(self.words)
+
+    @property
+    def num_queries(self) -> int:
+        """Questions are written with the same vocabulary."""
+        return len(self.words)
+
+    @property
+    def num_answers(self) -> int:
+        """Answer classes."""
+        return len(self.answers)
+
+    @cached_property
+    def word_index(self) -> dict[str, int]:
+        """Number of each word."""
+        return {word: i for i, word in enumerate(self.words)}
+
+    @cached_property
+    def answer_index(self) -> dict[str, int]:
+        """Number of each answer."""
+        return {answer: i for i, answer in enumerate(self.answers)}
+
+    def encode_words(self, words: Sequence[str]) -> list[int]:
+        """Numbers of words; the first unknown one is named."""
+        index = self.word_index
+        for word in words:
+            if word not in index:
+                raise UnknownItem(
+                    f"The word {word!r} is not among the {len(self.words)} words this model was trained on; "
+                    "rephrase without it, or train on text that holds it."
+                )
+        return [index[word] for word in words]
+
+    def encode_item(self, raw: Any) -> list[int]:
+        """The words of one sentence."""
+        return self.encode_words(_sentence(raw))
+
+    def encode_question(self, raw: Any) -> list[int]:
+        """The words of one question."""
+        return self.encode_words(_sentence(raw))
+
+    def decode_answer(self, index: int) -> str:
+        """The answer's text."""
+        return self.answers[index]
+
+
+Codec = IdCodec | TextCodec
+
+
+def codec_from_json(value: dict[str, Any]) -> Codec:
+    """The codec that `dataclasses.asdict` wrote."""
+    kinds: dict[str, type[Codec]] = {"ids": IdCodec, "text": TextCodec}
+    if value.get("kind") not in kinds:
+        raise ValueError(f"The codec has the unknown kind {value.get('kind')!r}; expected one of {sorted(kinds)}.")
+    return kinds[value["kind"]](**value)
+
+
+def _in_range(raw: Any, limit: int, what: str) -> int:
+    if isinstance(raw, bool) or not isinstance(raw, int) or not 0 <= raw < limit:
+        raise UnknownItem(f"{raw!r} is no {what} of this model; expected an integer from 0 to {limit - 1}.")
+    return raw
+
+
+def _sentence(raw: Any) -> tuple[str, ...]:
+    if not isinstance(raw, str):
+        raise UnknownItem(f"{raw!r} is not a sentence; expected text.")
+    words = words_of(raw)
+    if not words:
+        raise UnknownItem(f"{raw!r} holds no word; expected a sentence.")
+    return words

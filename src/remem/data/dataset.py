@@ -1,0 +1,112 @@
+"""A split of a task: all its streams as padded tensors, in buckets of similar length, and the order of batches."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from remem.data.batch import Batch, QueryBatch, StreamBatch, to_device
+from remem.data.random import StableRandom
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Streams padded to one length: rows of segment numbers, and their questions."""
+
+    order: Int[Tensor, "b t"]
+    segment_mask: Bool[Tensor, "b t"]
+    query: QueryBatch
+    ids: Int[Tensor, "b"]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Streams of one split. `items` is the table of distinct segments that every bucket's `order` points into."""
+
+    items: Int[Tensor, "s n"]
+    item_mask: Bool[Tensor, "s n"]
+    buckets: tuple[Bucket, ...]
+    repeats: bool
+    """Whether streams share segments; where they don't, a batch need not look for the distinct ones."""
+
+    def __len__(self) -> int:
+        return sum(len(b) for b in self.buckets)
+
+    @property
+    def num_questions(self) -> int:
+        """Questions in all buckets."""
+        return sum(int(b.query.mask.sum()) for b in self.buckets)
+
+    def to(self, device: torch.device) -> Split:
+        """The same split with its tensors on `device`, so that batches are gathered there."""
+        buckets = tuple(
+            Bucket(b.order.to(device), b.segment_mask.to(device), to_device(b.query, device), b.ids.to(device))
+            for b in self.buckets
+        )
+        return Split(self.items.to(device), self.item_mask.to(device), buckets, self.repeats)
+
+    def batch(self, bucket: int, rows: Int[Tensor, "b"]) -> Batch:
+        """The given rows of a bucket, with just the segments they use."""
+        source = self.buckets[bucket]
+        rows = rows.to(source.ids.device)
+        order, segment_mask = source.order[rows], source.segment_mask[rows]
+        if self.repeats:
+            used, local = torch.unique(order[segment_mask], return_inverse=True)
+            compact = torch.zeros_like(order)
+            compact[segment_mask] = local
+        else:
+            used, compact = order.flatten(), torch.arange(order.numel(), device=order.device).view_as(order)
+        stream = StreamBatch(self.items[used].long(), self.item_mask[used], compact, segment_mask)
+        query = QueryBatch(*(v[rows] for v in source.query))
+        return Batch(stream, query, source.ids[rows])
+
+    def fingerprint(self) -> str:
+        """SHA-256 of all that a model can see: equal on every machine, different if one item differs."""
+        tensors = [self.items, self.item_mask]
+        for bucket in self.buckets:
+            tensors += [bucket.order, bucket.segment_mask, *bucket.query]
+        digest = hashlib.sha256()
+        for tensor in tensors:
+            array = tensor.cpu().contiguous().numpy()
+            digest.update(f"{array.dtype.str.lstrip('<|')} {array.shape};".encode())
+            digest.update(array.tobytes())
+        return digest.hexdigest()[:16]
+
+
+def epoch_batches(split: Split, batch_size: int, seed: int, epoch: int) -> list[tuple[int, Int[Tensor, "b"]]]:
+    """All batches of an epoch, as (bucket, rows); a function of its arguments alone, so that a run can resume anywhere.
+
+    Rows left over in a bucket make a smaller last batch; a single stream, which has no neighbour to take replacement
+    items from, waits for another epoch.
+    """
+    batches: list[tuple[int, Tensor]] = []
+    for number, bucket in enumerate(split.buckets):
+        rows = torch.from_numpy(StableRandom(seed, "rows", epoch, number).permutation(len(bucket)))
+        batches += [(number, chunk) for chunk in rows.split(batch_size) if len(chunk) > 1]
+    return [batches[i] for i in StableRandom(seed, "batches", epoch).permutation(len(batches))]
+
+
+def training_batches(split: Split, batch_size: int, seed: int, first_step: int) -> Iterator[tuple[int, Tensor]]:
+    """Endless (bucket, rows), starting at any step as if all earlier ones had been drawn."""
+    per_epoch = len(epoch_batches(split, batch_size, seed, 0))
+    if not per_epoch:
+        raise ValueError(f"A split of {len(split)} streams has no batch; training needs at least two streams.")
+    epoch, skip = divmod(first_step, per_epoch)
+    while True:
+        yield from epoch_batches(split, batch_size, seed, epoch)[skip:]
+        epoch, skip = epoch + 1, 0
+
+
+def evaluation_batches(split: Split, batch_size: int) -> Iterator[Batch]:
+    """Every stream once, in order."""
+    for number, bucket in enumerate(split.buckets):
+        for rows in torch.arange(len(bucket)).split(batch_size):
+            yield split.batch(number, rows)

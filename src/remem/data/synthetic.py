@@ -1,0 +1,181 @@
+"""The synthetic task of Appendix B, to the letter: streams of facts, and the evidence that decides each query's answer.
+
+A logic chain is (evidence, query, answer): R_c facts of the query's group, which stand next to each other somewhere in
+the stream. Chains, streams and placement come from one data seed and are bit-identical on every machine.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from remem.data.batch import QueryBatch
+from remem.data.dataset import Bucket, Split
+from remem.data.random import StableRandom
+from remem.settings.tasks import SyntheticTask
+
+Ints = npt.NDArray[np.int64]
+PARTS = ("early", "later")
+
+
+def check_sizes(task: SyntheticTask) -> None:
+    """Refuse sizes for which the task has no meaning, with the reason."""
+    for name in ("num_facts", "num_queries"):
+        if getattr(task, name) % task.num_groups:
+            raise ValueError(
+                f"{name} is {getattr(task, name)}, which {task.num_groups} groups cannot share evenly; "
+                "choose a multiple of num_groups."
+            )
+    per_group = task.num_facts // task.num_groups
+    if per_group < task.evidence_len:
+        raise ValueError(
+            f"A group holds {per_group} facts, but an evidence takes {task.evidence_len} different ones; "
+            "raise num_facts or lower evidence_len or num_groups."
+        )
+    if task.stream_len < 2 * task.evidence_len:
+        raise ValueError(
+            f"stream_len is {task.stream_len}; each half of a stream must hold an evidence of {task.evidence_len} facts."
+        )
+    if task.num_facts**task.evidence_len >= 2**62:
+        raise ValueError("num_facts ** evidence_len must stay below 2**62, so that an evidence has one integer code.")
+    if _arrangements(per_group, task.evidence_len) < 2 * task.num_answers:
+        raise ValueError(
+            f"{per_group} facts a group give too few evidences of {task.evidence_len} for {task.num_answers} answers a query."
+        )
+
+
+def _arrangements(facts: int, length: int) -> int:
+    return int(np.prod([facts - i for i in range(length)], dtype=object))
+
+
+def _codes(streams: Ints, task: SyntheticTask) -> Ints:
+    """One integer for each run of R_c consecutive facts: [..., l] -> [..., l - R_c + 1]."""
+    windows = np.lib.stride_tricks.sliding_window_view(streams, task.evidence_len, axis=-1)
+    powers: Ints = task.num_facts ** np.arange(task.evidence_len, dtype=np.int64)
+    return windows @ powers
+
+
+def logic_chains(task: SyntheticTask) -> Ints:
+    """Evidence of every query-answer pair: [R_q, R_a, R_c] facts of the query's group, different for each answer."""
+    check_sizes(task)
+    random = StableRandom(task.data_seed, "chains")
+    facts = random.permutation(task.num_facts).reshape(task.num_groups, -1)
+    group_of_query = random.permutation(task.num_queries) % task.num_groups
+    chains = np.empty((task.num_queries, task.num_answers, task.evidence_len), dtype=np.int64)
+    for query, group in enumerate(group_of_query):
+        while True:
+            picks = random.permutations(task.num_answers, facts.shape[1])[:, : task.evidence_len]
+            chains[query] = facts[group][picks]
+            if len(np.unique(_codes(chains[query], task))) == task.num_answers:
+                break
+    return chains
+
+
+def _place(task: SyntheticTask, chains: Ints, split: str, per_chain: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """Streams with their query, answer and evidence start; half of each chain's evidence early, half later."""
+    random = StableRandom(task.data_seed, "streams", split)
+    query, answer = (np.repeat(index.ravel(), per_chain) for index in np.indices(chains.shape[:2]))
+    count, half = len(query), task.stream_len // 2
+    streams = random.integers(task.num_facts, count, task.stream_len)
+    later = np.arange(count) % 2
+    room = np.where(later, task.stream_len - half, half) - task.evidence_len + 1
+    start = later * half + (random.words(count) % room.astype(np.uint64)).astype(np.int64)
+    window = start[:, None] + np.arange(task.evidence_len)
+    rows, evidence = np.arange(count)[:, None], chains[query, answer]
+    streams[rows, window] = evidence
+    # a stream that happens to hold another answer's evidence has two answers: draw its other facts again
+    codes = _codes(chains, task)
+    while len(doubtful := _with_two_answers(task, streams, query, codes)):
+        streams[doubtful] = random.integers(task.num_facts, len(doubtful), task.stream_len)
+        streams[doubtful[:, None], window[doubtful]] = evidence[doubtful]
+    return streams, query, answer, start
+
+
+def _with_two_answers(task: SyntheticTask, streams: Ints, query: Ints, codes: Ints) -> Ints:
+    """Streams that hold the evidence of more than one answer to their query."""
+    found = []
+    for q in range(task.num_queries):
+        rows = np.flatnonzero(query == q)
+        hits = np.isin(_codes(streams[rows], task), codes[q])
+        several = rows[hits.sum(axis=1) > 1]
+        held = [np.intersect1d(_codes(streams[row], task), codes[q]) for row in several]
+        found += [row for row, answers in zip(several, held, strict=True) if len(answers) > 1]
+    return np.array(found, dtype=np.int64)
+
+
+def _tensor(values: npt.ArrayLike) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values))
+
+
+def as_split(task: SyntheticTask, streams: Ints, query: Ints, answer: Ints, start: Ints) -> Split:
+    """Facts to padded tensors: each stream is cut every N items and asked one question at its end."""
+    count, n = len(streams), task.segment_len
+    num_segments = -(-task.stream_len // n)
+    items = np.zeros((count, num_segments * n), dtype=np.int16 if task.num_facts < 2**15 else np.int32)
+    items[:, : task.stream_len] = streams
+    mask = np.broadcast_to(np.arange(num_segments * n) < task.stream_len, items.shape)
+    order = np.arange(count * num_segments).reshape(count, num_segments)
+    queries = QueryBatch(
+        tokens=_tensor(query[:, None, None]),
+        token_mask=torch.ones(count, 1, 1, dtype=torch.bool),
+        position=torch.full((count, 1), num_segments),
+        answer=_tensor(answer[:, None]),
+        mask=torch.ones(count, 1, dtype=torch.bool),
+        part=_tensor((start >= task.stream_len // 2).astype(np.int64)[:, None]),
+        evidence=_tensor((start // n)[:, None]),
+    )
+    bucket = Bucket(_tensor(order), torch.ones(count, num_segments, dtype=torch.bool), queries, torch.arange(count))
+    return Split(_tensor(items.reshape(-1, n)), _tensor(mask.reshape(-1, n)), (bucket,), repeats=False)
+
+
+def synthetic_split(task: SyntheticTask, split: str) -> Split:
+    """Train, valid or test streams, each drawn apart from the same logic chains."""
+    per_chain = task.samples_per_chain if split == "train" else task.eval_samples_per_chain
+    return as_split(task, *_place(task, logic_chains(task), split, per_chain))
+
+
+def export_jsonl(task: SyntheticTask, split: str, path: Path) -> int:
+    """Write a split as JSON lines (`stream`, `query`, `answer`, `evidence_start`); returns the number of streams."""
+    per_chain = task.samples_per_chain if split == "train" else task.eval_samples_per_chain
+    columns = _place(task, logic_chains(task), split, per_chain)
+    with path.open("w") as out:
+        for stream, query, answer, start in zip(*columns, strict=True):
+            row = {"stream": stream.tolist(), "query": int(query), "answer": int(answer), "evidence_start": int(start)}
+            out.write(json.dumps(row) + "\n")
+    return len(columns[0])
+
+
+def read_jsonl(task: SyntheticTask, path: Path) -> Split:
+    """Streams from JSON lines as `export_jsonl` writes them; a malformed line is refused with its number and reason."""
+    rows: list[tuple[list[int], int, int, int]] = []
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        try:
+            rows.append(_read_row(task, json.loads(line)))
+        except (ValueError, KeyError, TypeError) as error:
+            reason = f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
+            raise ValueError(f"{path}, line {number}: {reason}.") from None
+    if not rows:
+        raise ValueError(f"{path} holds no stream; expected one JSON object a line.")
+    streams, query, answer, start = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
+    return as_split(task, streams, query, answer, start)
+
+
+def _read_row(task: SyntheticTask, row: dict[str, object]) -> tuple[list[int], int, int, int]:
+    limits = {"query": task.num_queries, "answer": task.num_answers, "evidence_start": task.stream_len}
+    values = [row[name] for name in limits]
+    for (name, limit), value in zip(limits.items(), values, strict=True):
+        if not isinstance(value, int) or not 0 <= value < limit:
+            raise ValueError(f"{name} is {value!r}; expected an integer from 0 to {limit - 1}")
+    stream = row["stream"]
+    if not isinstance(stream, list) or len(stream) != task.stream_len:
+        raise ValueError(f"stream must be a list of {task.stream_len} facts")
+    wrong = [fact for fact in stream if not isinstance(fact, int) or not 0 <= fact < task.num_facts]
+    if wrong:
+        raise ValueError(f"{wrong[0]!r} is not a fact; expected integers from 0 to {task.num_facts - 1}")
+    query, answer, start = (v for v in values if isinstance(v, int))
+    return stream, query, answer, start

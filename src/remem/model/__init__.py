@@ -1,0 +1,1 @@
+"""The paper: every equation is one function, found by its number."""

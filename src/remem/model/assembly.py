@@ -1,0 +1,74 @@
+"""A whole model: embedding, any memory, reasoner and head, and the decoder that rehearses while it trains."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from remem.data.batch import QueryBatch, Segment, StreamBatch
+from remem.model.embed import IdQueryEncoder, ItemEmbedding, SentenceQueryEncoder
+from remem.model.heads import ClassHead
+from remem.model.interface import EmbeddedStream, Memorizer, State, Trace, gather_rows
+from remem.model.machine import MemoryMachine
+from remem.model.reasoner import MultiHopReasoner
+from remem.model.rehearsal import RehearsalDecoder
+
+
+class Answered(NamedTuple):
+    """Scores of every answer for each question, and where the reasoner looked."""
+
+    scores: Float[Tensor, "*b c"]
+    read_weights: Float[Tensor, "*b h k"]
+
+
+class MemoryModel(nn.Module):
+    """What is trained, saved and served. The decoder is None where nothing is rehearsed; answering never needs it."""
+
+    def __init__(
+        self,
+        *,
+        embed: ItemEmbedding,
+        memorizer: MemoryMachine,
+        query_encoder: IdQueryEncoder | SentenceQueryEncoder,
+        reasoner: MultiHopReasoner,
+        head: ClassHead,
+        decoder: RehearsalDecoder | None,
+    ) -> None:
+        super().__init__()
+        self.embed, self.query_encoder = embed, query_encoder
+        self.memorizer: MemoryMachine = memorizer
+        self.reasoner, self.head, self.decoder = reasoner, head, decoder
+
+    def initial_state(self, batch_size: int) -> State:
+        """The memory of streams of which nothing has been read."""
+        return self.memorizer.initial_state(batch_size)
+
+    def write(self, state: Any, items: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"]) -> State:
+        """The memory after one more segment of each stream."""
+        return self.memorizer.write(state, Segment(self.embed(items), mask))
+
+    def memorize(self, stream: StreamBatch, state: Any = None) -> Trace:
+        """The memory along whole streams."""
+        memorizer: Memorizer = self.memorizer
+        state = memorizer.initial_state(len(stream.order)) if state is None else state
+        embedded = EmbeddedStream(self.embed(stream.items), stream.item_mask, stream.order, stream.segment_mask)
+        return memorizer.write_stream(state, embedded)
+
+    def answer(
+        self, memory: Float[Tensor, "b k d"], tokens: Int[Tensor, "b w"], token_mask: Bool[Tensor, "b w"]
+    ) -> Answered:
+        """A = R(M, Q): the memory is all it sees of the stream."""
+        reason, weights = self.reasoner(memory, self.query_encoder(tokens, token_mask))
+        return Answered(self.head(reason), weights)
+
+    def answer_all(self, trace: Trace, query: QueryBatch) -> Answered:
+        """Every question of every stream, from the memory as it was when the question was asked."""
+        memory = gather_rows(trace.memories, query.position).flatten(0, 1)
+        answered = self.answer(memory, query.tokens.flatten(0, 1), query.token_mask.flatten(0, 1))
+        return Answered(*(value.unflatten(0, query.answer.shape) for value in answered))
+
+    def forward(self, stream: StreamBatch, query: QueryBatch) -> Float[Tensor, "b q c"]:
+        """Scores of every answer: what the harness asks of every method."""
+        return self.answer_all(self.memorize(stream), query).scores

@@ -1,0 +1,98 @@
+"""From settings to modules: the one place that sees both."""
+
+from __future__ import annotations
+
+from remem.data.codec import Codec
+from remem.model.assembly import MemoryModel
+from remem.model.embed import IdQueryEncoder, ItemEmbedding, SentenceQueryEncoder
+from remem.model.encoder import GRUEncoder, TransformerEncoder
+from remem.model.heads import ClassHead
+from remem.model.machine import MemoryMachine
+from remem.model.reasoner import MultiHopReasoner
+from remem.model.rehearsal import RehearsalDecoder
+from remem.model.sampler import HistorySampler
+from remem.model.transformer import PositionCode
+from remem.model.writer import SlotWriter
+from remem.settings.model import EmbeddingSettings, ModelSettings
+
+
+def build_model(settings: ModelSettings, codec: Codec) -> MemoryModel:
+    """Embedding, memory machine, reasoner and head for a task's codec, with a decoder if anything is rehearsed."""
+    embed = ItemEmbedding(num_items=codec.num_items, item_dim=settings.item_dim, std=settings.embedding.item_std)
+    return MemoryModel(
+        embed=embed,
+        memorizer=build_machine(settings, codec.segment_len),
+        query_encoder=_query_encoder(settings, codec, embed if settings.reasoner.tie_query_words else None),
+        reasoner=MultiHopReasoner(
+            item_dim=settings.item_dim,
+            model_dim=settings.model_dim,
+            num_hops=settings.reasoner.num_hops,
+            score_gain=settings.reasoner.read_score_gain,
+            read_norm=settings.reasoner.read_norm,
+        ),
+        head=ClassHead(model_dim=settings.model_dim, num_answers=codec.num_answers),
+        decoder=_decoder(settings, codec.segment_len) if settings.rehearsal.enabled else None,
+    )
+
+
+def build_machine(settings: ModelSettings, segment_len: int) -> MemoryMachine:
+    """The rehearsal memory machine G."""
+    machine = settings.machine
+    encoder = (
+        TransformerEncoder(
+            position=_position(settings.embedding, segment_len, settings.item_dim),
+            item_dim=settings.item_dim,
+            num_layers=machine.encoder_layers,
+            num_heads=machine.num_heads,
+            dropout=machine.dropout,
+        )
+        if machine.encoder == "transformer"
+        else GRUEncoder(item_dim=settings.item_dim)
+    )
+    writer = SlotWriter(
+        item_dim=settings.item_dim,
+        model_dim=settings.model_dim,
+        num_slots=machine.num_slots,
+        aligned_gain=machine.aligned_gain,
+        score_gain=machine.write_score_gain,
+        slot_identity=machine.slot_identity,
+    )
+    return MemoryMachine(encoder=encoder, writer=writer, num_slots=machine.num_slots, item_dim=settings.item_dim)
+
+
+def build_sampler(settings: ModelSettings, codec: Codec) -> HistorySampler:
+    """The history sampler S, with an embedding and a query encoder of its own."""
+    return HistorySampler(
+        embed=ItemEmbedding(num_items=codec.num_items, item_dim=settings.item_dim, std=settings.embedding.item_std),
+        query_encoder=_query_encoder(settings, codec, None),
+        item_dim=settings.item_dim,
+        model_dim=settings.model_dim,
+        num_answers=codec.num_answers,
+    )
+
+
+def _query_encoder(
+    settings: ModelSettings, codec: Codec, shared: ItemEmbedding | None
+) -> IdQueryEncoder | SentenceQueryEncoder:
+    if codec.kind == "ids":
+        return IdQueryEncoder(num_queries=codec.num_queries, model_dim=settings.model_dim)
+    words = shared or ItemEmbedding(
+        num_items=codec.num_queries, item_dim=settings.item_dim, std=settings.embedding.item_std
+    )
+    return SentenceQueryEncoder(words=words.table, model_dim=settings.model_dim)
+
+
+def _decoder(settings: ModelSettings, segment_len: int) -> RehearsalDecoder:
+    rehearsal = settings.rehearsal
+    return RehearsalDecoder(
+        position=_position(settings.embedding, 1 + segment_len, settings.item_dim),
+        item_dim=settings.item_dim,
+        num_layers=rehearsal.decoder_layers,
+        num_heads=rehearsal.num_heads,
+        dropout=rehearsal.dropout,
+        scaled_recall=rehearsal.scaled_recall,
+    )
+
+
+def _position(embedding: EmbeddingSettings, length: int, dim: int) -> PositionCode:
+    return PositionCode(length=length, dim=dim, kind=embedding.position, std=embedding.position_std)

@@ -1,0 +1,135 @@
+"""Models on disk: one safetensors file holds weights, settings and codec; JSON and tensors only, nothing that can run.
+
+The file is written under a temporary name, synced and renamed, so whatever happens there is a whole file or the old one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from remem.data.codec import Codec, codec_from_json
+from remem.model.assembly import MemoryModel
+from remem.model.build import build_model, build_sampler
+from remem.model.sampler import HistorySampler
+from remem.settings.codec import from_json, to_json
+from remem.settings.run import Run
+
+MODEL_FILE = "model.safetensors"
+
+
+class Bundle(NamedTuple):
+    """A trained model with all that is needed to use it."""
+
+    model: MemoryModel
+    run: Run
+    codec: Codec
+    fingerprint: str
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write so that a kill or a power cut leaves either the old file or the new one, whole."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as out:
+        out.write(data)
+        out.flush()
+        os.fsync(out.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
+    """Tensors, and JSON values in the file's own header."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_file(path, save(plain, metadata={"remem": json.dumps(info)}))
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `save_tensors` wrote; anything else is refused with a sentence."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        return tensors, json.loads(header["remem"])
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} does not exist; give the folder of a run or of a saved model.") from None
+    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not a file that remem saved, or it is damaged ({error}).") from None
+
+
+def weights_of(module: nn.Module) -> dict[str, Tensor]:
+    """Every parameter once, also where two modules share it."""
+    return dict(module.named_parameters())
+
+
+def load_weights(module: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Copy tensors into a module's parameters; names and shapes must agree."""
+    own = weights_of(module)
+    if own.keys() != tensors.keys():
+        odd = sorted(own.keys() ^ tensors.keys())
+        raise ValueError(f"The weights do not fit this model: {odd[0]!r} is on one side only ({len(odd)} such names).")
+    with torch.no_grad():
+        for name, parameter in own.items():
+            if parameter.shape != tensors[name].shape:
+                raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}; expected {tuple(parameter.shape)}.")
+            parameter.copy_(tensors[name])
+
+
+def fingerprint_of(module: nn.Module) -> str:
+    """SHA-256 of names, shapes and bytes of all weights: a memory means nothing to other weights."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(weights_of(module).items()):
+        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)};".encode())
+        digest.update(parameter.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def save_bundle(folder: Path, model: MemoryModel, run: Run, codec: Codec) -> str:
+    """Write `folder/model.safetensors`; returns the fingerprint."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fingerprint = fingerprint_of(model)
+    info = {"run": to_json(run), "codec": dataclasses.asdict(codec), "fingerprint": fingerprint}
+    save_tensors(folder / MODEL_FILE, weights_of(model), info)
+    return fingerprint
+
+
+def load_bundle(folder: Path | str) -> Bundle:
+    """The model saved in a folder, ready to answer."""
+    path = Path(folder)
+    tensors, info = load_tensors(path / MODEL_FILE if path.suffix != ".safetensors" else path)
+    run, codec = from_json(Run, info["run"]), codec_from_json(info["codec"])
+    model = build_model(run.model, codec)
+    load_weights(model, tensors)
+    if fingerprint_of(model) != info["fingerprint"]:
+        raise ValueError(f"The weights in {path} do not have the fingerprint they were saved with; the file is damaged.")
+    return Bundle(model.eval(), run, codec, info["fingerprint"])
+
+
+def save_sampler(folder: Path, sampler: HistorySampler, run: Run, codec: Codec) -> None:
+    """Write a trained history sampler, for other runs on the same task."""
+    folder.mkdir(parents=True, exist_ok=True)
+    info = {"run": to_json(run), "codec": dataclasses.asdict(codec)}
+    save_tensors(folder / "sampler.safetensors", weights_of(sampler), info)
+
+
+def load_sampler(folder: Path, codec: Codec) -> HistorySampler:
+    """A frozen history sampler; one trained on other items would choose at random, so its codec must be the same."""
+    tensors, info = load_tensors(folder / "sampler.safetensors")
+    if codec_from_json(info["codec"]) != codec:
+        raise ValueError(f"The history sampler in {folder} was trained on other items or answers than this task has.")
+    sampler = build_sampler(from_json(Run, info["run"]).model, codec)
+    load_weights(sampler, tensors)
+    return sampler.eval().requires_grad_(False)

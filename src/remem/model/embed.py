@@ -1,0 +1,44 @@
+"""Items and questions to vectors: fact and word embeddings, the query encoders of Appendix A."""
+
+from __future__ import annotations
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from remem.model.recurrent import BiGRU
+
+
+class ItemEmbedding(nn.Module):
+    """The feature x of an item, by a trainable embedding layer (Appendix B)."""
+
+    def __init__(self, *, num_items: int, item_dim: int, std: float) -> None:
+        super().__init__()
+        self.table = nn.Embedding(num_items, item_dim)
+        nn.init.normal_(self.table.weight, std=std)
+
+    def forward(self, items: Int[Tensor, "*s"]) -> Float[Tensor, "*s d"]:
+        return self.table(items)
+
+
+class IdQueryEncoder(nn.Module):
+    """q by an embedding layer: the query is one number (synthetic task, recommendation)."""
+
+    def __init__(self, *, num_queries: int, model_dim: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(num_queries, model_dim)
+
+    def forward(self, tokens: Int[Tensor, "b w"], mask: Bool[Tensor, "b w"]) -> Float[Tensor, "b m"]:
+        return self.table(tokens[:, 0])
+
+
+class SentenceQueryEncoder(nn.Module):
+    """q by a bi-directional GRU over the words of a question (text and video QA)."""
+
+    def __init__(self, *, words: nn.Embedding, model_dim: int) -> None:
+        super().__init__()
+        self.words = words
+        self.gru = BiGRU(input_dim=words.embedding_dim, output_dim=model_dim)
+
+    def forward(self, tokens: Int[Tensor, "b w"], mask: Bool[Tensor, "b w"]) -> Float[Tensor, "b m"]:
+        _, whole = self.gru(self.words(tokens), mask)
+        return whole

@@ -1,0 +1,63 @@
+"""Masked positive and negative history fragments H+ and H- (Sec. 3.3.1)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from remem.data.batch import StreamBatch
+from remem.model.interface import gather_rows
+
+
+class Fragments(NamedTuple):
+    """B segments of each stream with half of their items masked, and their negatives' items."""
+
+    items: Int[Tensor, "b f n"]  # the true items, which recollection must recall
+    negative_items: Int[Tensor, "b f n"]  # the same, with some unmasked ones taken from other streams
+    item_mask: Bool[Tensor, "b f n"]  # real items
+    masked: Bool[Tensor, "b f n"]  # hidden from the decoder, in positives and negatives alike
+    mask: Bool[Tensor, "b f"]  # real fragments: a short stream may have fewer than B
+
+
+def make_fragments(
+    stream: StreamBatch,
+    chosen: Int[Tensor, "b f"],
+    chosen_mask: Bool[Tensor, "b f"],
+    *,
+    mask_ratio: float,
+    replace_ratio: float,
+) -> Fragments:
+    """Mask and replace items of the chosen segments, at random."""
+    segments = gather_rows(stream.order, chosen)
+    items, item_mask = stream.items[segments], stream.item_mask[segments] & chosen_mask[..., None]
+    masked = choose_share(item_mask, mask_ratio)
+    replaced = choose_share(item_mask & ~masked, replace_ratio)
+    negative_items = torch.where(replaced, items_of_others(stream, items.shape), items)
+    return Fragments(items, negative_items, item_mask, masked, chosen_mask)
+
+
+def choose_share(candidates: Bool[Tensor, "*b n"], ratio: float) -> Bool[Tensor, "*b n"]:
+    """A random share of each row's candidates, of exact size: ratio times their number, halves rounded up."""
+    count = (candidates.sum(dim=-1, keepdim=True) * ratio + 0.5).floor()
+    noise = torch.rand(candidates.shape, device=candidates.device).masked_fill(~candidates, 2.0)
+    rank = noise.argsort(dim=-1).argsort(dim=-1)
+    return candidates & (rank < count)
+
+
+def items_of_others(stream: StreamBatch, shape: torch.Size) -> Int[Tensor, "b f n"]:
+    """Random real items of other streams in the batch."""
+    b, wanted = shape[0], shape[1:].numel()
+    if b < 2:
+        raise ValueError("A negative fragment takes items from other streams; a batch of one stream has none.")
+    device = stream.order.device
+    other = (torch.arange(b, device=device)[:, None] + torch.randint(1, b, (b, wanted), device=device)) % b
+    segment = stream.order[other, _random_below(stream.segment_mask.sum(dim=1)[other])]
+    return stream.items[segment, _random_below(stream.item_mask.sum(dim=1)[segment])].view(shape)
+
+
+def _random_below(limit: Int[Tensor, "*b"]) -> Int[Tensor, "*b"]:
+    """A random index of each real prefix: padding always comes last."""
+    return (torch.rand(limit.shape, device=limit.device) * limit).long()

@@ -1,0 +1,71 @@
+"""What every method offers: a memory that is written segment by segment, or a reasoner that sees the whole stream."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from remem.data.batch import QueryBatch, Segment, StreamBatch
+
+State = tuple[Any, ...]
+S = TypeVar("S", bound=State)
+
+
+class EmbeddedStream(NamedTuple):
+    """Streams of embedded items: distinct segments once, and each stream's row of segment numbers."""
+
+    items: Float[Tensor, "s n d"]
+    item_mask: Bool[Tensor, "s n"]
+    order: Int[Tensor, "b t"]
+    segment_mask: Bool[Tensor, "b t"]
+
+
+class Trace(NamedTuple):
+    """What writing a whole stream leaves: the last state, and the memory before the first and after every segment."""
+
+    state: State
+    memories: Float[Tensor, "b t+1 k d"]
+    write_entropy: Float[Tensor, ""]
+    """Mean entropy of the write assignment, in nats; log K when every item is spread evenly over the slots."""
+
+
+class Memorizer(Protocol):
+    """A fixed-size memory. Everything that changes over a stream is in the state, a named tuple of tensors, batch first."""
+
+    def initial_state(self, batch_size: int) -> State:
+        """The memory before the first segment."""
+        ...
+
+    def write(self, state: Any, segment: Segment) -> State:
+        """The memory after one more segment. Pure; a row with no real item keeps its state."""
+        ...
+
+    def write_stream(self, state: Any, stream: EmbeddedStream) -> Trace:
+        """The same as `write` for each segment in turn, with all that needs no memory done at once."""
+        ...
+
+    def memory(self, state: Any) -> Float[Tensor, "b k d"]:
+        """All that reasoner and rehearsal may read."""
+        ...
+
+
+class DirectReasoner(Protocol):
+    """T(X, Q): may see the whole stream while answering."""
+
+    def __call__(self, stream: StreamBatch, query: QueryBatch) -> Float[Tensor, "b q c"]:
+        """A score for each answer class."""
+        ...
+
+
+def gather_rows(values: Tensor, index: Int[Tensor, "b q"]) -> Tensor:
+    """values[b, index[b, q]] for each stream: [b, t, ...] -> [b, q, ...]."""
+    rows = torch.arange(len(values), device=values.device)[:, None]
+    return values[rows, index]
+
+
+def detach_state(state: S) -> S:
+    """The same state without its history of gradients."""
+    return type(state)(*(value.detach() for value in state))

@@ -1,0 +1,40 @@
+"""A bi-directional GRU over padded sequences, without packing: padding changes nothing and no length leaves the device."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+
+class BiGRU(nn.Module):
+    """Two GRUs, one reading each sequence backwards; half of the output width belongs to each."""
+
+    def __init__(self, *, input_dim: int, output_dim: int) -> None:
+        super().__init__()
+        if output_dim % 2:
+            raise ValueError(f"A bi-directional GRU splits its width in two; {output_dim} is odd.")
+        self.ahead = nn.GRU(input_dim, output_dim // 2, batch_first=True)
+        self.back = nn.GRU(input_dim, output_dim // 2, batch_first=True)
+
+    def forward(
+        self, items: Float[Tensor, "b n i"], mask: Bool[Tensor, "b n"]
+    ) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b d"]]:
+        """Features of every item, and of the whole sequence: the last state of each direction."""
+        turned = reversal(mask)
+        ahead, _ = self.ahead(items)
+        back, _ = self.back(_take(items, turned))
+        last = (mask.sum(dim=1) - 1).clamp(min=0)[:, None]
+        whole = torch.cat([_take(ahead, last), _take(back, last)], dim=-1).squeeze(1)
+        return torch.cat([ahead, _take(back, turned)], dim=-1), whole
+
+
+def reversal(mask: Bool[Tensor, "b n"]) -> Int[Tensor, "b n"]:
+    """Indices that turn each sequence around and leave its padding where it is; applied twice, nothing has changed."""
+    place = torch.arange(mask.shape[1], device=mask.device)
+    length = mask.sum(dim=1, keepdim=True)
+    return torch.where(mask, length - 1 - place, place)
+
+
+def _take(values: Tensor, index: Tensor) -> Tensor:
+    return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))

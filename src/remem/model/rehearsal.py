@@ -1,0 +1,109 @@
+"""Rehearsal decoder H, and the two losses that teach the memory to keep its history (Eq. 3 and 4, Sec. 3.3.1)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from remem.model.embed import ItemEmbedding
+from remem.model.fragments import Fragments
+from remem.model.transformer import DecoderLayer, PositionCode, scale_of
+
+
+class Rehearsed(NamedTuple):
+    """What the decoder makes of the fragments."""
+
+    recalled: Float[Tensor, "b f n d"]  # r_[m_i] of the positives, at every place
+    familiarity_logit: Float[Tensor, "2 b f"]  # s+ and s- before the sigmoid
+
+
+class RehearsalDecoder(nn.Module):
+    """Bi-directional Transformer decoder over [cls] and the fragment, with the memory as keys and values."""
+
+    def __init__(
+        self,
+        *,
+        position: PositionCode,
+        item_dim: int,
+        num_layers: int,
+        num_heads: int,
+        dropout: float,
+        scaled_recall: bool,
+    ) -> None:
+        super().__init__()
+        self.position = position
+        self.cls = nn.Parameter(torch.randn(item_dim))
+        self.mask_item = nn.Parameter(torch.randn(item_dim))
+        self.layers = nn.ModuleList(
+            DecoderLayer(dim=item_dim, num_heads=num_heads, dropout=dropout) for _ in range(num_layers)
+        )
+        self.familiarity = nn.Linear(item_dim, 1)
+        self.recall_scale = scale_of(item_dim) if scaled_recall else 1.0
+
+    def forward(self, fragments: Fragments, embed: ItemEmbedding, memory: Float[Tensor, "b k d"]) -> Rehearsed:
+        """Positives and negatives in one pass."""
+        both = torch.cat([fragments.items, fragments.negative_items], dim=1)  # [b, 2f, n]
+        hidden = fragments.masked.repeat(1, 2, 1)[..., None]
+        items = torch.where(hidden, self.mask_item, embed(both))
+        cls = self.cls.expand(*both.shape[:2], 1, -1)
+        features = self.position(torch.cat([cls.to(items.dtype), items], dim=2))  # [b, 2f, 1+n, d]
+        # [cls] is always there, so no fragment is without a place to attend to
+        mask = F.pad(fragments.item_mask.repeat(1, 2, 1), (1, 0), value=True)
+        for layer in self.layers:
+            features = layer(features, mask, memory)
+        positives, negatives = features.chunk(2, dim=1)
+        cls_features = torch.stack([positives[:, :, 0], negatives[:, :, 0]])
+        return Rehearsed(positives[:, :, 1:], self.familiarity(cls_features).squeeze(-1))
+
+
+def recollection_loss(
+    rehearsed: Rehearsed,
+    fragments: Fragments,
+    embed: ItemEmbedding,
+    *,
+    scale: float = 1.0,
+    distractors: Int[Tensor, "b f j"] | None = None,
+) -> Float[Tensor, ""]:
+    """-log of the true item's share (Eq. 3), against all items or the given distractors; mean over masked items.
+
+    L_i = log exp(r_i . y_i) / (exp(r_i . y_i) + sum_j exp(r_i . y_j))     L_rec = -(2 / N) sum_i L_i
+    """
+    if distractors is None:
+        logits = scale * F.linear(rehearsed.recalled, embed.table.weight).float()  # [b, f, n, items]
+        loss = F.cross_entropy(logits.flatten(0, 2), fragments.items.flatten(), reduction="none").view_as(fragments.items)
+    else:
+        true = (rehearsed.recalled * embed(fragments.items)).sum(dim=-1, keepdim=True)
+        wrong = rehearsed.recalled @ embed(distractors).mT  # [b, f, n, j]
+        # a distractor that is the true item itself would be counted on both sides
+        same = distractors[:, :, None] == fragments.items[..., None]
+        logits = scale * torch.cat([true, wrong.masked_fill(same, -torch.inf)], dim=-1).float()
+        loss = -logits.log_softmax(dim=-1)[..., 0]
+    return _mean_over(loss, fragments.masked)
+
+
+def familiarity_loss(rehearsed: Rehearsed, fragments: Fragments) -> Float[Tensor, ""]:
+    """-log s+ - log(1 - s-) (Eq. 4, with the sign that is bounded below), from logits; mean over fragments."""
+    positive, negative = rehearsed.familiarity_logit.float()
+    return _mean_over(F.softplus(-positive) + F.softplus(negative), fragments.mask)
+
+
+def item_set_distractors(fragments: Fragments, num_items: int, count: int) -> Int[Tensor, "b f j"]:
+    """J random items of the whole item set (200 in the recommendation task)."""
+    return torch.randint(num_items, (*fragments.items.shape[:2], count), device=fragments.items.device)
+
+
+def stream_distractors(
+    items: Int[Tensor, "b l"], mask: Bool[Tensor, "b l"], fragments: Fragments, count: int
+) -> Int[Tensor, "b f j"]:
+    """J random items of the same stream (30 frames of the same video)."""
+    noise = torch.rand(*fragments.items.shape[:2], *mask.shape[1:], device=mask.device)
+    picked = noise.masked_fill(~mask[:, None], -1.0).topk(min(count, mask.shape[1]), dim=-1).indices
+    return items[:, None].expand(-1, picked.shape[1], -1).gather(2, picked)
+
+
+def _mean_over(values: Tensor, mask: Tensor) -> Tensor:
+    return values.masked_fill(~mask, 0.0).sum() / mask.sum().clamp(min=1)

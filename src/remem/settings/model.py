@@ -1,0 +1,126 @@
+"""Settings of the model: the paper's symbols, with the paper's values as defaults (Sec. 4.1, Appendices A and B).
+
+The defaults are the equations to the letter (`rm-paper`). Every field whose help starts with "Ours" departs from the
+printed text; `rm_improvements` turns them all on, and each is a row of the ablation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineSettings:
+    """Rehearsal memory machine G (Sec. 3.2)."""
+
+    num_slots: int = 20
+    """Memory slots (K)."""
+    encoder: Literal["transformer", "gru"] = "transformer"
+    """Segment encoder: the Transformer, or the bi-directional GRU of the ablation (Table 6)."""
+    encoder_layers: int = 3
+    """Transformer encoder layers."""
+    num_heads: int = 4
+    """Attention heads of the encoder."""
+    dropout: float = 0.0
+    """Dropout inside the encoder; the paper names none."""
+    aligned_gain: float = 1.0
+    """Ours: constant factor on the aligned features l_k, which Eq. 1 leaves about K times smaller than the items."""
+    write_score_gain: float = 1.0
+    """Ours: factor on the initial w_a of Eq. 1; without it the first scores are nearly flat over the slots."""
+    slot_identity: bool = False
+    """Ours: a learned vector per slot inside the tanh of Eq. 1, so that slots can differ by what they are for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReasonerSettings:
+    """Multi-hop reasoner R (Appendix A)."""
+
+    num_hops: int = 2
+    """Reasoning hops (C in Appendix A): 2, 2, 2 and 1 for synthetic, text, video and recommendation."""
+    read_score_gain: float = 1.0
+    """Ours: factor on the initial w_c of each hop; without it the first reads average all slots."""
+    read_norm: bool = False
+    """Ours: LayerNorm on the memory where the reasoner reads it."""
+    tie_query_words: bool = False
+    """Ours: questions share the items' embedding, where both are words of one vocabulary."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingSettings:
+    """Item embedding (Appendix B) and the position code of a segment, which the paper leaves open."""
+
+    item_std: float = 1.0
+    """Standard deviation of the initial item embeddings; 1.0 is the framework's default."""
+    position: Literal["sinusoid", "learned"] = "sinusoid"
+    """Position code of the encoder and the decoder: Vaswani et al.'s sinusoids, or a learned table."""
+    position_std: float = 0.3
+    """Standard deviation of the initial learned positions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RehearsalSettings:
+    """Self-supervised rehearsal (Sec. 3.3): decoder H, fragments, losses, and who chooses what to rehearse."""
+
+    recollection_weight: float = 1.0
+    """Weight of the recollection loss (lambda_1); 0 switches it off."""
+    familiarity_weight: float = 0.5
+    """Weight of the familiarity loss (lambda_2); 0 switches it off."""
+    reason_weight: float = 1.0
+    """Weight of the task's own loss (lambda_3)."""
+    sampler: Literal["history", "random"] = "history"
+    """Who chooses the fragments: the trained history sampler S, or chance (Table 5)."""
+    sampler_from: Path | None = None
+    """Folder of an already trained history sampler; without it one is trained first."""
+    num_fragments: int = 6
+    """History fragments of a stream (B), half from each half of the stream."""
+    mask_ratio: float = 0.5
+    """Share of a fragment's items that are masked; 0.15 for the ablation of Table 6."""
+    replace_ratio: float = 0.5
+    """Share of the unmasked items that a negative fragment takes from other streams."""
+    num_distractors: int | None = None
+    """Distractors of the recollection loss (J); None contrasts with all other items."""
+    decoder_layers: int = 3
+    """Transformer decoder layers."""
+    num_heads: int = 4
+    """Attention heads of the decoder."""
+    dropout: float = 0.0
+    """Dropout inside the decoder; the paper names none."""
+    scaled_recall: bool = False
+    """Ours: divide the inner products of Eq. 3 by sqrt(d_x), so that they start at a scale a softmax can learn from."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether any rehearsal loss is trained at all."""
+        return self.recollection_weight > 0 or self.familiarity_weight > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """A whole model: embedding, memory machine, rehearsal decoder and reasoner."""
+
+    item_dim: int = 128
+    """Width of items and slots (d_x)."""
+    model_dim: int = 128
+    """Width of queries and attention (d_model)."""
+    embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
+    machine: MachineSettings = field(default_factory=MachineSettings)
+    reasoner: ReasonerSettings = field(default_factory=ReasonerSettings)
+    rehearsal: RehearsalSettings = field(default_factory=RehearsalSettings)
+
+
+def rm_improvements(paper: ModelSettings) -> ModelSettings:
+    """From `rm-paper` to `rm`: every departure that makes the printed equations learn."""
+    return replace(
+        paper,
+        embedding=replace(paper.embedding, position="learned"),
+        machine=replace(paper.machine, aligned_gain=5.0, write_score_gain=4.0, slot_identity=True),
+        reasoner=replace(paper.reasoner, read_score_gain=4.0, read_norm=True),
+        rehearsal=replace(paper.rehearsal, scaled_recall=True),
+    )
+
+
+def without_rehearsal(model: ModelSettings) -> ModelSettings:
+    """The ablation RM (w/o. rehearsal): only the task's own loss."""
+    return replace(model, rehearsal=replace(model.rehearsal, recollection_weight=0.0, familiarity_weight=0.0))

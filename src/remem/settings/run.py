@@ -1,0 +1,58 @@
+"""Settings of a run: what is trained, on what, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from remem.settings.model import ModelSettings
+from remem.settings.tasks import SyntheticTask, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """One training stage: optimiser, schedule, stopping, guards."""
+
+    steps: int = 6000
+    """Optimiser steps at most."""
+    batch_size: int = 256
+    """Streams a step."""
+    learning_rate: float = 1e-3
+    """Initial learning rate of Adam."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """Learning rate after the warm-up: held, or lowered to a tenth along a cosine."""
+    warmup_steps: int = 0
+    """Steps over which the learning rate rises from zero."""
+    clip_norm: float = 5.0
+    """Largest gradient norm of a step."""
+    precision: Literal["float32", "bf16"] = "float32"
+    """Arithmetic of the forward pass; slots, softmaxes and losses stay in float32."""
+    eval_every: int = 500
+    """Steps between validations."""
+    patience: int = 0
+    """Stop after this many validations without a better score; 0 never stops early."""
+    checkpoint_every: int = 500
+    """Steps between checkpoints from which a run can go on."""
+    log_every: int = 50
+    """Steps between lines in TensorBoard."""
+    nan_budget: int = 3
+    """Steps with a non-finite loss or gradient that may be skipped before the run stops."""
+
+
+def _sampler_training() -> TrainSettings:
+    return TrainSettings(batch_size=1024, eval_every=1000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A whole run: `remem train TASK/METHOD` starts from a preset of this."""
+
+    method: str = "rm"
+    """Row of the table this run stands for."""
+    seed: int = 0
+    """Seed of initial weights, batches, masks and dropout."""
+    task: Task = field(default_factory=SyntheticTask)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    train: TrainSettings = field(default_factory=TrainSettings)
+    sampler_train: TrainSettings = field(default_factory=_sampler_training)
+    """Stage one: the history sampler, trained by itself and then frozen."""

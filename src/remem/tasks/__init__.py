@@ -1,0 +1,1 @@
+"""Tasks: a frozen value of parts (codec, splits, metrics) for each benchmark."""

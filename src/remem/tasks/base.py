@@ -1,0 +1,68 @@
+"""What a task is to the harness, and how answers are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from remem.data.codec import Codec
+from remem.data.dataset import Split
+
+Metrics = dict[str, float]
+
+
+@dataclass
+class Tally:
+    """Right and all answers, by part of the task and by age of the evidence in segments."""
+
+    parts: dict[int, tuple[int, int]] = field(default_factory=dict)
+    ages: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def add(self, parts: list[int], ages: list[int | None], right: list[bool]) -> None:
+        """Count some answers; an age of None is unknown and counts for its part alone."""
+        for part, age, correct in zip(parts, ages, right, strict=True):
+            self.parts[part] = _plus(self.parts.get(part, (0, 0)), correct)
+            if age is not None:
+                self.ages[age] = _plus(self.ages.get(age, (0, 0)), correct)
+
+    @property
+    def questions(self) -> int:
+        """All answers counted."""
+        return sum(total for _, total in self.parts.values())
+
+    def accuracy_of(self, part: int) -> float:
+        """Share of right answers in one part, in percent."""
+        right, total = self.parts[part]
+        return 100 * right / total
+
+    @property
+    def accuracy(self) -> float:
+        """Share of right answers over everything, in percent."""
+        return 100 * sum(right for right, _ in self.parts.values()) / self.questions
+
+
+def _plus(count: tuple[int, int], correct: bool) -> tuple[int, int]:
+    return count[0] + correct, count[1] + 1
+
+
+@dataclass(frozen=True)
+class Task:
+    """A benchmark: its streams, how raw items become numbers, and what is measured."""
+
+    name: str
+    codec: Codec
+    part_names: tuple[str, ...]
+    load: Callable[[str], Split]
+    """The train, valid or test streams."""
+    read: Callable[[Path], Split]
+    """Streams from a user's own files in the task's format."""
+    metrics: Callable[[Tally], Metrics]
+    """The paper's metrics, in percent."""
+    score: Callable[[Metrics], float]
+    """The number a model is chosen by on validation; larger is better."""
+    chance: float
+    """Accuracy of a guess, in percent."""
+    sources: dict[str, Any] = field(default_factory=dict)
+    """Where the data came from, for the record."""

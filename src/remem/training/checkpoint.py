@@ -1,0 +1,64 @@
+"""Where a run stands, on disk: weights, optimiser, random state and counters in one safetensors file.
+
+Written whole or not at all, so after a kill the previous one is there, and a resumed run ends bit-equal on the CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from remem.model.bundle import load_tensors, load_weights, save_tensors, weights_of
+
+
+@dataclass
+class Progress:
+    """Everything about a stage that is neither weight nor optimiser state."""
+
+    step: int = 0
+    best_score: float = float("-inf")
+    best_step: int = 0
+    stale: int = 0  # validations since the best one
+    skipped: int = 0  # steps with a non-finite loss or gradient
+    seconds: float = 0.0
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+def save_checkpoint(path: Path, model: nn.Module, best: dict[str, Tensor], optimizer: torch.optim.Adam, progress: Progress) -> None:
+    """Write the whole state of a stage."""
+    tensors = {f"model.{name}": value for name, value in weights_of(model).items()}
+    tensors |= {f"best.{name}": value for name, value in best.items()}
+    for name, parameter in weights_of(model).items():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"adam.{key}.{name}"] = torch.as_tensor(value)
+    tensors["random.cpu"] = torch.get_rng_state()
+    if torch.cuda.is_available():
+        tensors["random.cuda"] = torch.cuda.get_rng_state()
+    info = asdict(progress)
+    # JSON has no infinity
+    info["best_score"] = None if progress.best_step == 0 else progress.best_score
+    save_tensors(path, tensors, info)
+
+
+def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Adam) -> tuple[Progress, dict[str, Tensor]]:
+    """Put a stage back where it stood; returns its counters and its best weights."""
+    tensors, info = load_tensors(path)
+    load_weights(model, _under("model.", tensors))
+    for name, parameter in weights_of(model).items():
+        state = {key: tensors[f"adam.{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq") if f"adam.{key}.{name}" in tensors}
+        if state:
+            optimizer.state[parameter] = {k: v if k == "step" else v.to(parameter.device) for k, v in state.items()}
+    torch.set_rng_state(tensors["random.cpu"])
+    if "random.cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["random.cuda"])
+    if info["best_score"] is None:
+        info["best_score"] = float("-inf")
+    return Progress(**info), _under("best.", tensors)
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

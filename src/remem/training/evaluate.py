@@ -1,0 +1,35 @@
+"""Answer every question of a split and count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from remem.data.batch import QueryBatch
+from remem.data.dataset import Split, evaluation_batches
+from remem.tasks.base import Tally
+from remem.training.precision import autocast
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, split: Split, *, batch_size: int, precision: str = "float32") -> Tally:
+    """A model here is anything that gives scores for (stream, query)."""
+    was_training = model.training
+    model.eval()
+    tally = Tally()
+    for batch in evaluation_batches(split, batch_size):
+        with autocast(batch.ids.device, precision):
+            predicted = model(batch.stream, batch.query).argmax(dim=-1)
+        count(tally, batch.query, predicted == batch.query.answer)
+    model.train(was_training)
+    return tally
+
+
+def count(tally: Tally, query: QueryBatch, right: Any) -> None:
+    """Add the real questions of a batch to a tally; the age of evidence is the segments read since it began."""
+    real = query.mask
+    age = query.position - 1 - query.evidence
+    ages = [int(a) if e >= 0 else None for a, e in zip(age[real].tolist(), query.evidence[real].tolist(), strict=True)]
+    tally.add(query.part[real].tolist(), ages, right[real].tolist())

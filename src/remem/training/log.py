@@ -1,0 +1,89 @@
+"""What a person watches while a run goes on: a progress bar, lines where there is no terminal, TensorBoard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed:.1f} steps/s" if task.speed else "", style="progress.data.speed")
+
+
+class StageLog:
+    """Progress of one training stage."""
+
+    def __init__(self, title: str, *, total: int, start: int = 0, folder: Path | None = None, quiet: bool = False) -> None:
+        self.title = title
+        self.console = Console(quiet=quiet, stderr=True)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            _Rate(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+        )
+        self.bar = Progress(*columns, console=self.console, disable=quiet or not self.console.is_terminal)
+        self.task = self.bar.add_task(title, total=total, completed=start, note="")
+        self._loss = self._valid = ""
+        self._writer = _tensorboard(folder)
+
+    def __enter__(self) -> StageLog:
+        self.bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.bar.stop()
+        if self._writer is not None:
+            self._writer.close()
+
+    def step(self, step: int) -> None:
+        """One more step is done."""
+        self.bar.update(self.task, completed=step)
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Training figures, every so often."""
+        self._loss = f"loss {values['loss']:.3f}"
+        self._show()
+        self._write("train", step, values)
+
+    def validation(self, step: int, values: Mapping[str, float], *, best: bool) -> None:
+        """Validation figures; without a terminal this is the line that tells how the run goes."""
+        shown = {k: v for k, v in values.items() if not k.startswith("qa")}
+        self._valid = " ".join(f"{name} {value:.2f}" for name, value in shown.items())
+        self._show()
+        self._write("valid", step, values)
+        if not self.console.is_terminal:
+            self.console.print(f"{self.title}  step {step}  {self._loss}  valid {self._valid}{'  (best)' if best else ''}", highlight=False)
+
+    def note(self, text: str) -> None:
+        """A sentence above the bar."""
+        self.bar.console.print(text, highlight=False)
+
+    def _show(self) -> None:
+        self.bar.update(self.task, note=f"{self._loss}  {self._valid}")
+
+    def _write(self, group: str, step: int, values: Mapping[str, float]) -> None:
+        if self._writer is not None:
+            for name, value in values.items():
+                self._writer.add_scalar(f"{group}/{name}", value, step)
+
+
+def _tensorboard(folder: Path | None) -> Any:
+    """A TensorBoard writer, where the extra is installed."""
+    if folder is None:
+        return None
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder))  # type: ignore[no-untyped-call]

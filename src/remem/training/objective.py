@@ -1,0 +1,118 @@
+"""The training objective (Eq. 6 and 7): reason, recollect, recognise."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from remem.data.batch import Batch, QueryBatch
+from remem.model.assembly import MemoryModel
+from remem.model.fragments import make_fragments
+from remem.model.interface import DirectReasoner, Trace, gather_rows
+from remem.model.rehearsal import familiarity_loss, item_set_distractors, recollection_loss
+from remem.model.sampler import Sampler
+from remem.settings.model import RehearsalSettings
+
+Logs = dict[str, Tensor]
+
+
+class Losses(NamedTuple):
+    """The three parts of L_rm, unweighted."""
+
+    reason: Float[Tensor, ""]
+    recollection: Float[Tensor, ""]
+    familiarity: Float[Tensor, ""]
+
+    def total(self, settings: RehearsalSettings) -> Float[Tensor, ""]:
+        """L_rm = lambda_1 L_rec + lambda_2 L_fam + lambda_3 L_r (Eq. 7)."""
+        return (
+            settings.recollection_weight * self.recollection
+            + settings.familiarity_weight * self.familiarity
+            + settings.reason_weight * self.reason
+        )
+
+
+def reason_loss(scores: Float[Tensor, "b q c"], query: QueryBatch) -> Float[Tensor, ""]:
+    """L_r: cross-entropy of the right answer, mean over real questions whose answer is among the classes."""
+    counted = query.mask & (query.answer >= 0)
+    loss = F.cross_entropy(scores.float().flatten(0, 1), query.answer.clamp(min=0).flatten(), reduction="none")
+    return loss.masked_fill(~counted.flatten(), 0.0).sum() / counted.sum().clamp(min=1)
+
+
+def rehearsed_question(query: QueryBatch) -> QueryBatch:
+    """One real question of each stream, at random: the sampler chooses fragments for a (stream, question) pair."""
+    noise = torch.rand(query.mask.shape, device=query.mask.device).masked_fill(~query.mask, -1.0)
+    index = noise.argmax(dim=1, keepdim=True)
+    return QueryBatch(*(gather_rows(value, index) for value in query))
+
+
+def rehearsal_losses(
+    model: MemoryModel, trace: Trace, batch: Batch, sampler: Sampler, settings: RehearsalSettings
+) -> tuple[Tensor, Tensor]:
+    """L_rec and L_fam over the fragments the sampler chooses (Eq. 6), from the memory as it was at the question."""
+    if model.decoder is None:
+        raise ValueError("This model was built without a rehearsal decoder; give a rehearsal weight above zero.")
+    query = rehearsed_question(batch.query)
+    chosen, chosen_mask = sampler.choose(batch.stream, query, settings.num_fragments)
+    fragments = make_fragments(
+        batch.stream, chosen, chosen_mask, mask_ratio=settings.mask_ratio, replace_ratio=settings.replace_ratio
+    )
+    memory = gather_rows(trace.memories, query.position).squeeze(1)
+    rehearsed = model.decoder(fragments, model.embed, memory)
+    distractors: Int[Tensor, "b f j"] | None = None
+    if settings.num_distractors is not None:
+        distractors = item_set_distractors(fragments, model.embed.table.num_embeddings, settings.num_distractors)
+    recollection = recollection_loss(
+        rehearsed, fragments, model.embed, scale=model.decoder.recall_scale, distractors=distractors
+    )
+    return recollection, familiarity_loss(rehearsed, fragments)
+
+
+def slot_spread(memory: Float[Tensor, "b k d"]) -> Float[Tensor, ""]:
+    """How different the slots are: their distance from their mean, relative to their length. Zero when all are equal."""
+    memory = memory.detach().float()
+    distance = (memory - memory.mean(dim=1, keepdim=True)).norm(dim=-1)
+    return (distance / memory.norm(dim=-1).clamp(min=1e-12)).mean()
+
+
+class MemoryObjective:
+    """Loss and diagnostics of a memory model on a batch."""
+
+    def __init__(self, model: MemoryModel, settings: RehearsalSettings, sampler: Sampler | None) -> None:
+        if settings.enabled and sampler is None:
+            raise ValueError("Rehearsal is on, but there is no sampler to choose fragments.")
+        self.model, self.settings, self.sampler = model, settings, sampler
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Logs]:
+        trace = self.model.memorize(batch.stream)
+        answered = self.model.answer_all(trace, batch.query)
+        zero = answered.scores.new_zeros(())
+        recollection, familiarity = zero, zero
+        if self.sampler is not None and self.settings.enabled:
+            recollection, familiarity = rehearsal_losses(self.model, trace, batch, self.sampler, self.settings)
+        losses = Losses(reason_loss(answered.scores, batch.query), recollection, familiarity)
+        total = losses.total(self.settings)
+        read_entropy = torch.special.entr(answered.read_weights.detach()).sum(dim=-1).mean()
+        logs = {
+            "loss": total,
+            **{f"loss_{name}": value for name, value in losses._asdict().items()},
+            "slot_spread": slot_spread(trace.memories[:, -1]),
+            "write_entropy": trace.write_entropy,
+            "read_entropy": read_entropy,
+        }
+        return total, {name: value.detach() for name, value in logs.items()}
+
+
+class DirectObjective:
+    """Loss of a model that sees the whole stream: the history sampler's own training stage."""
+
+    def __init__(self, model: DirectReasoner) -> None:
+        self.model = model
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Logs]:
+        loss = reason_loss(self.model(batch.stream, batch.query), batch.query)
+        return loss, {"loss": loss.detach()}

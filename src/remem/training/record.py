@@ -1,0 +1,120 @@
+"""The JSON record of a run: all that is needed to believe a number, or to make it again."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import resource
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from remem.data.dataset import Split
+from remem.model.assembly import MemoryModel
+from remem.settings.codec import to_json
+from remem.settings.run import Run
+from remem.tasks.base import Tally, Task
+from remem.training.checkpoint import Progress
+
+FORMAT = 1
+
+
+def make_record(
+    run: Run,
+    task: Task,
+    model: MemoryModel,
+    *,
+    splits: dict[str, Split],
+    progress: Progress,
+    test: Tally,
+    stage_one: dict[str, Any],
+    fingerprint: str,
+    device: torch.device,
+    wall_seconds: float,
+) -> dict[str, Any]:
+    """Configuration, code, data, results and cost of one run."""
+    chosen = next((h for h in progress.history if h["step"] == progress.best_step), {})
+    return {
+        "format": FORMAT,
+        "task": task.name,
+        "method": run.method,
+        "seed": run.seed,
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "code": code_version(),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU",
+        "data": {
+            "fingerprint": {name: split.fingerprint() for name, split in sorted(splits.items())},
+            "streams": {name: len(split) for name, split in sorted(splits.items())},
+            "sources": task.sources,
+        },
+        "model": {
+            "fingerprint": fingerprint,
+            "params": sum(p.numel() for p in model.parameters()),
+            "params_to_answer": sum(p.numel() for n, p in model.named_parameters() if not n.startswith("decoder.")),
+            "state_floats": state_floats(model),
+        },
+        "metrics": {"valid": chosen, "test": rounded(task.metrics(test))},
+        "test_by_age": [[age, right, total] for age, (right, total) in sorted(test.ages.items())],
+        "history": progress.history,
+        "sampler_stage": stage_one,
+        "cost": {
+            "steps": progress.step,
+            "best_step": progress.best_step,
+            "skipped_steps": progress.skipped,
+            "train_seconds": round(progress.seconds, 1),
+            "wall_seconds": round(wall_seconds, 1),
+            "peak_memory_mb": peak_memory_mb(device),
+        },
+        "config": to_json(run),
+    }
+
+
+def state_floats(model: MemoryModel) -> int:
+    """Numbers kept per stream."""
+    return sum(value[0].numel() for value in model.initial_state(1))
+
+
+def rounded(metrics: dict[str, float]) -> dict[str, float]:
+    """Four places are more than any test set supports."""
+    return {name: round(value, 4) for name, value in metrics.items()}
+
+
+def code_version() -> dict[str, Any]:
+    """The commit this code is at: of the checkout it runs from, else $REMEM_COMMIT, else the installed release."""
+    version = importlib.metadata.version("remem") if _is_installed() else "unknown"
+    source = Path(__file__).resolve().parents[3]
+    if (source / ".git").exists():
+        commit = _git(source, "rev-parse", "HEAD")
+        dirty = bool(_git(source, "status", "--porcelain", "--untracked-files=no"))
+        return {"version": version, "commit": commit or None, "dirty": dirty}
+    commit = os.environ.get("REMEM_COMMIT") or (f"v{version}" if version != "unknown" else None)
+    return {"version": version, "commit": commit, "dirty": False}
+
+
+def _is_installed() -> bool:
+    try:
+        importlib.metadata.version("remem")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def peak_memory_mb(device: torch.device) -> int:
+    """The most memory the run held: on the GPU if it ran there, else of the process."""
+    if device.type == "cuda":
+        return round(torch.cuda.max_memory_allocated(device) / 2**20)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (2**20 if platform.system() == "Darwin" else 2**10))

@@ -1,0 +1,117 @@
+"""A whole run: train the history sampler, train the model with it, test once, write the record."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from remem.data.dataset import Split
+from remem.model.assembly import MemoryModel
+from remem.model.bundle import load_sampler, save_bundle, save_sampler, write_file
+from remem.model.build import build_model, build_sampler
+from remem.model.sampler import HistorySampler, RandomSampler, Sampler
+from remem.settings.codec import to_json
+from remem.settings.run import Run
+from remem.tasks.base import Metrics, Task
+from remem.tasks.load import load_task
+from remem.training.evaluate import evaluate
+from remem.training.log import StageLog
+from remem.training.loop import fit
+from remem.training.objective import DirectObjective, MemoryObjective
+from remem.training.record import make_record
+
+CONFIG_FILE = "config.json"
+RECORD_FILE = "record.json"
+
+
+def pick_device(name: str) -> torch.device:
+    """"auto" takes a GPU if there is one."""
+    return torch.device("cuda" if name == "auto" and torch.cuda.is_available() else "cpu" if name == "auto" else name)
+
+
+class Trainer:
+    """One run in its folder: `config.json`, checkpoints, `model.safetensors`, `record.json`."""
+
+    def __init__(self, run: Run, folder: Path, *, device: torch.device, quiet: bool = False, task: Task | None = None) -> None:
+        self.run, self.folder, self.device, self.quiet = run, folder, device, quiet
+        self.task = task or load_task(run.task)
+        self.splits: dict[str, Split] = {}
+
+    def split(self, name: str) -> Split:
+        """A split on the run's device, loaded once."""
+        if name not in self.splits:
+            self.splits[name] = self.task.load(name).to(self.device)
+        return self.splits[name]
+
+    def train(self, *, resume: bool = False) -> tuple[MemoryModel, dict[str, Any]]:
+        """Both stages, the test, and the record."""
+        started = time.perf_counter()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_file(self.folder / CONFIG_FILE, json.dumps(to_json(self.run), indent=1).encode())
+        sampler, stage_one = self._sampler(resume)
+        torch.manual_seed(self.run.seed)
+        model = build_model(self.run.model, self.task.codec).to(self.device)
+        objective = MemoryObjective(model, self.run.model.rehearsal, sampler)
+        settings = self.run.train
+        with self._log(self.run.method, settings.steps) as log:
+            progress = fit(
+                model, objective, self.split("train"), self._validator(model, settings.precision), settings,
+                seed=self.run.seed, log=log, checkpoint=self.folder / "checkpoint.safetensors", resume=resume,
+            )  # fmt: skip
+        fingerprint = save_bundle(self.folder, model, self.run, self.task.codec)
+        test = evaluate(model, self.split("test"), batch_size=settings.batch_size, precision=settings.precision)
+        record = make_record(
+            self.run, self.task, model,
+            splits=self.splits, progress=progress, test=test, stage_one=stage_one,
+            fingerprint=fingerprint, device=self.device, wall_seconds=time.perf_counter() - started,
+        )  # fmt: skip
+        write_file(self.folder / RECORD_FILE, json.dumps(record, indent=1).encode())
+        return model, record
+
+    def _sampler(self, resume: bool) -> tuple[Sampler | None, dict[str, Any]]:
+        rehearsal = self.run.model.rehearsal
+        if not rehearsal.enabled:
+            return None, {}
+        if rehearsal.sampler == "random":
+            return RandomSampler(), {}
+        folder = rehearsal.sampler_from or self.folder
+        if rehearsal.sampler_from or (resume and (folder / "sampler.safetensors").exists()):
+            return load_sampler(folder, self.task.codec).to(self.device), {"from": str(folder.name)}
+        return self._train_sampler(resume)
+
+    def _train_sampler(self, resume: bool) -> tuple[HistorySampler, dict[str, Any]]:
+        torch.manual_seed(self.run.seed)
+        sampler = build_sampler(self.run.model, self.task.codec).to(self.device)
+        settings = self.run.sampler_train
+        with self._log("history sampler", settings.steps) as log:
+            progress = fit(
+                sampler, DirectObjective(sampler), self.split("train"), self._validator(sampler, settings.precision),
+                settings, seed=self.run.seed, log=log, checkpoint=self.folder / "sampler-checkpoint.safetensors", resume=resume,
+            )  # fmt: skip
+        save_sampler(self.folder, sampler, self.run, self.task.codec)
+        facts = {"steps": progress.step, "seconds": round(progress.seconds, 1), "history": progress.history}
+        return sampler.eval().requires_grad_(False), facts
+
+    def _validator(self, model: nn.Module, precision: str) -> Callable[[], tuple[float, Metrics]]:
+        def validate() -> tuple[float, Metrics]:
+            tally = evaluate(model, self.split("valid"), batch_size=self.run.train.batch_size, precision=precision)
+            metrics = self.task.metrics(tally)
+            return self.task.score(metrics), metrics
+
+        return validate
+
+    def _log(self, title: str, steps: int) -> StageLog:
+        stage = title.replace(" ", "-")
+        return StageLog(title, total=steps, folder=self.folder / "tensorboard" / stage, quiet=self.quiet)
+
+
+def with_seed(run: Run, seed: int) -> Run:
+    """The same run from another seed."""
+    return replace(run, seed=seed)
