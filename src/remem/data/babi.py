@@ -15,6 +15,7 @@ from remem.data.babi_store import read_manifest, read_stories
 from remem.data.batch import QueryBatch
 from remem.data.codec import TextCodec, cut
 from remem.data.dataset import Bucket, Split
+from remem.errors import BadInput
 
 _BUCKET_LENGTHS = (8, 16, 32, 64, 128, 256, 1 << 30)
 _HELD_OUT = 10  # where no validation file was imported, every tenth training story is held out
@@ -33,7 +34,7 @@ def load_stories(folder: Path, tasks: tuple[int, ...], split: str) -> list[TaskS
     """Stories of a split. Training stories are the 10k file less those moved to validation, as in en-valid-10k."""
     manifest = read_manifest(folder)
     if not manifest:
-        raise FileNotFoundError(
+        raise BadInput(
             f"{folder} holds no prepared bAbI data; run `remem data import PATH` with the original folder or archive."
         )
     return [TaskStories(task, _stories_of(folder, task, split)) for task in tasks]
@@ -71,7 +72,7 @@ def as_split(parts: list[TaskStories], codec: TextCodec) -> Split:
     table: dict[Words, int] = {}
     rows = [_Row.of(story, part.task, table, codec) for part in parts for story in part.stories]
     if not rows:
-        raise ValueError("There is no story to read; import at least one bAbI task.")
+        raise BadInput("There is no story to read; import at least one bAbI task.")
     items, item_mask = _pad([list(codec.encode_words(segment)) for segment in table], width=codec.segment_len)
     buckets, lower = [], 0
     for upper in _BUCKET_LENGTHS:

@@ -1,8 +1,8 @@
 """The original bAbI files: one line a sentence, numbered within its story, questions with tabs in between.
 
-    1 Mary moved to the bathroom.
-    2 John went to the hallway.
-    3 Where is Mary? <TAB> bathroom <TAB> 1
+1 Mary moved to the bathroom.
+2 John went to the hallway.
+3 Where is Mary? <TAB> bathroom <TAB> 1
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from remem.errors import BadInput
+
 Words = tuple[str, ...]
 _WORD = re.compile(r"[a-z0-9]+(?:['-][a-z0-9]+)*")
 UNKNOWN_EVIDENCE = -1
 
 
-class MalformedFile(ValueError):
+class MalformedFile(BadInput):
     """A file that is not in the format it claims: says where and why."""
 
     def __init__(self, source: str, line: int, reason: str) -> None:
@@ -95,7 +97,9 @@ class _StoryReader:
     def _question(self, words: Words, columns: list[str], number: int) -> Question:
         if len(columns) > 2:
             raise MalformedFile(
-                self.source, number, f"a question has up to 3 columns, question, answer and support; found {len(columns) + 1}"
+                self.source,
+                number,
+                f"a question has up to 3 columns, question, answer and support; found {len(columns) + 1}",
             )
         if not columns[0]:
             raise MalformedFile(self.source, number, "the question has no answer")

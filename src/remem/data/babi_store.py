@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from remem.data.babi_format import MalformedFile, Story, parse_stories
+from remem.errors import BadInput
 
 _NAME = re.compile(r"^qa(\d{1,2})_(?:.*_)?(train|valid|test)(\.partial|_regenerated)?\.txt(\.gz|\.xz)?$")
 # The original archive holds several editions. The paper's is en-10k, and en-valid-10k adds its validation stories; a
@@ -44,7 +45,11 @@ def _source(path: PurePosixPath, read: Callable[[], bytes]) -> _Source | None:
         return None
     parent = path.parent.name
     edition = parent if re.fullmatch(r"(en|hn|shuffled)(-valid)?(-10k)?", parent) else ""
-    return _Source(int(match[1]), match[2], edition, match[3] == ".partial", path.name, read) if edition in _EDITIONS else None
+    return (
+        _Source(int(match[1]), match[2], edition, match[3] == ".partial", path.name, read)
+        if edition in _EDITIONS
+        else None
+    )
 
 
 def _unpack(data: bytes, name: str) -> bytes:
@@ -78,7 +83,7 @@ def import_babi(path: Path, folder: Path) -> dict[str, Any]:
     Nothing is written unless every file is sound.
     """
     if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist; give a folder, a .tar.gz archive or a qaN_..._train.txt file.")
+        raise BadInput(f"{path} does not exist; give a folder, a .tar.gz archive or a qaN_..._train.txt file.")
     best: dict[tuple[int, str], _Source] = {}
     try:
         for source in _sources(path):
@@ -86,9 +91,9 @@ def import_babi(path: Path, folder: Path) -> dict[str, Any]:
             if key not in best or source.rank < best[key].rank:
                 best[key] = source
     except (tarfile.TarError, EOFError, OSError, lzma.LZMAError) as error:
-        raise ValueError(f"{path} is not a sound archive ({error}); nothing was imported.") from None
+        raise BadInput(f"{path} is not a sound archive ({error}); nothing was imported.") from None
     if not best:
-        raise ValueError(f"{path} holds no bAbI file; expected names such as qa1_single-supporting-fact_train.txt.")
+        raise BadInput(f"{path} holds no bAbI file; expected names such as qa1_single-supporting-fact_train.txt.")
     checked = {key: _check(source) for key, source in sorted(best.items())}
     folder.mkdir(parents=True, exist_ok=True)
     manifest = read_manifest(folder)

@@ -45,9 +45,7 @@ def write_twin(folder: Path, *, stories: int = 60, num_questions: int = 3, seed:
             ("valid", "en-valid-10k", max(2, stories // 4)),
         ):
             random = StableRandom(seed, "twin", task, split)
-            lines = [
-                line for _ in range(count) for line in story_lines(random, task=task, num_questions=num_questions)
-            ]
+            lines = [line for _ in range(count) for line in story_lines(random, task=task, num_questions=num_questions)]
             file = f"qa{task}_{name}_{split}.txt" if edition == "en-10k" else f"qa{task}_{split}.txt"
             path = folder / edition / file
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,11 +8,12 @@ from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 from remem.data.babi_format import words_of
+from remem.errors import BadInput
 
 T = TypeVar("T")
 
 
-class UnknownItem(ValueError):
+class UnknownItem(BadInput):
     """An item or word the model never met: names it."""
 
 
@@ -116,7 +117,7 @@ def codec_from_json(value: dict[str, Any]) -> Codec:
     """The codec that `dataclasses.asdict` wrote."""
     kinds: dict[str, type[Codec]] = {"ids": IdCodec, "text": TextCodec}
     if value.get("kind") not in kinds:
-        raise ValueError(f"The codec has the unknown kind {value.get('kind')!r}; expected one of {sorted(kinds)}.")
+        raise BadInput(f"The codec has the unknown kind {value.get('kind')!r}; expected one of {sorted(kinds)}.")
     return kinds[value["kind"]](**value)
 
 

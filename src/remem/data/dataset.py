@@ -12,6 +12,7 @@ from torch import Tensor
 
 from remem.data.batch import Batch, QueryBatch, StreamBatch, to_device
 from remem.data.random import StableRandom
+from remem.errors import BadInput
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,17 @@ class Split:
         return Split(self.items.to(device), self.item_mask.to(device), buckets, self.repeats)
 
     def batch(self, bucket: int, rows: Int[Tensor, "b"]) -> Batch:
-        """The given rows of a bucket, with just the segments they use."""
+        """The given rows of a bucket, with the segments they use.
+
+        On a GPU that is the whole table where streams share segments: its size never changes, so a captured step can
+        gather its own batches, and nothing has to be read back to know how many distinct segments there are.
+        """
         source = self.buckets[bucket]
         rows = rows.to(source.ids.device)
         order, segment_mask = source.order[rows], source.segment_mask[rows]
-        if self.repeats:
+        if self.repeats and order.is_cuda:
+            used, compact = torch.arange(len(self.items), device=order.device), order
+        elif self.repeats:
             used, local = torch.unique(order[segment_mask], return_inverse=True)
             compact = torch.zeros_like(order)
             compact[segment_mask] = local
@@ -98,7 +105,7 @@ def training_batches(split: Split, batch_size: int, seed: int, first_step: int) 
     """Endless (bucket, rows), starting at any step as if all earlier ones had been drawn."""
     per_epoch = len(epoch_batches(split, batch_size, seed, 0))
     if not per_epoch:
-        raise ValueError(f"A split of {len(split)} streams has no batch; training needs at least two streams.")
+        raise BadInput(f"A split of {len(split)} streams has no batch; training needs at least two streams.")
     epoch, skip = divmod(first_step, per_epoch)
     while True:
         yield from epoch_batches(split, batch_size, seed, epoch)[skip:]

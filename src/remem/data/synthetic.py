@@ -17,6 +17,7 @@ from torch import Tensor
 from remem.data.batch import QueryBatch
 from remem.data.dataset import Bucket, Split
 from remem.data.random import StableRandom
+from remem.errors import BadInput
 from remem.settings.tasks import SyntheticTask
 
 Ints = npt.NDArray[np.int64]
@@ -27,24 +28,24 @@ def check_sizes(task: SyntheticTask) -> None:
     """Refuse sizes for which the task has no meaning, with the reason."""
     for name in ("num_facts", "num_queries"):
         if getattr(task, name) % task.num_groups:
-            raise ValueError(
+            raise BadInput(
                 f"{name} is {getattr(task, name)}, which {task.num_groups} groups cannot share evenly; "
                 "choose a multiple of num_groups."
             )
     per_group = task.num_facts // task.num_groups
     if per_group < task.evidence_len:
-        raise ValueError(
+        raise BadInput(
             f"A group holds {per_group} facts, but an evidence takes {task.evidence_len} different ones; "
             "raise num_facts or lower evidence_len or num_groups."
         )
     if task.stream_len < 2 * task.evidence_len:
-        raise ValueError(
+        raise BadInput(
             f"stream_len is {task.stream_len}; each half of a stream must hold an evidence of {task.evidence_len} facts."
         )
     if task.num_facts**task.evidence_len >= 2**62:
-        raise ValueError("num_facts ** evidence_len must stay below 2**62, so that an evidence has one integer code.")
+        raise BadInput("num_facts ** evidence_len must stay below 2**62, so that an evidence has one integer code.")
     if _arrangements(per_group, task.evidence_len) < 2 * task.num_answers:
-        raise ValueError(
+        raise BadInput(
             f"{per_group} facts a group give too few evidences of {task.evidence_len} for {task.num_answers} answers a query."
         )
 
@@ -158,9 +159,9 @@ def read_jsonl(task: SyntheticTask, path: Path) -> Split:
             rows.append(_read_row(task, json.loads(line)))
         except (ValueError, KeyError, TypeError) as error:
             reason = f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
-            raise ValueError(f"{path}, line {number}: {reason}.") from None
+            raise BadInput(f"{path}, line {number}: {reason}.") from None
     if not rows:
-        raise ValueError(f"{path} holds no stream; expected one JSON object a line.")
+        raise BadInput(f"{path} holds no stream; expected one JSON object a line.")
     streams, query, answer, start = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
     return as_split(task, streams, query, answer, start)
 
@@ -170,12 +171,12 @@ def _read_row(task: SyntheticTask, row: dict[str, object]) -> tuple[list[int], i
     values = [row[name] for name in limits]
     for (name, limit), value in zip(limits.items(), values, strict=True):
         if not isinstance(value, int) or not 0 <= value < limit:
-            raise ValueError(f"{name} is {value!r}; expected an integer from 0 to {limit - 1}")
+            raise BadInput(f"{name} is {value!r}; expected an integer from 0 to {limit - 1}")
     stream = row["stream"]
     if not isinstance(stream, list) or len(stream) != task.stream_len:
-        raise ValueError(f"stream must be a list of {task.stream_len} facts")
+        raise BadInput(f"stream must be a list of {task.stream_len} facts")
     wrong = [fact for fact in stream if not isinstance(fact, int) or not 0 <= fact < task.num_facts]
     if wrong:
-        raise ValueError(f"{wrong[0]!r} is not a fact; expected integers from 0 to {task.num_facts - 1}")
+        raise BadInput(f"{wrong[0]!r} is not a fact; expected integers from 0 to {task.num_facts - 1}")
     query, answer, start = (v for v in values if isinstance(v, int))
     return stream, query, answer, start

@@ -18,6 +18,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from remem.data.codec import Codec, codec_from_json
+from remem.errors import BadInput
 from remem.model.assembly import MemoryModel
 from remem.model.build import build_model, build_sampler
 from remem.model.sampler import HistorySampler
@@ -65,9 +66,9 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         return tensors, json.loads(header["remem"])
     except FileNotFoundError:
-        raise FileNotFoundError(f"{path} does not exist; give the folder of a run or of a saved model.") from None
+        raise BadInput(f"{path} does not exist; give the folder of a run or of a saved model.") from None
     except (SafetensorError, KeyError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not a file that remem saved, or it is damaged ({error}).") from None
+        raise BadInput(f"{path} is not a file that remem saved, or it is damaged ({error}).") from None
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:
@@ -80,11 +81,11 @@ def load_weights(module: nn.Module, tensors: dict[str, Tensor]) -> None:
     own = weights_of(module)
     if own.keys() != tensors.keys():
         odd = sorted(own.keys() ^ tensors.keys())
-        raise ValueError(f"The weights do not fit this model: {odd[0]!r} is on one side only ({len(odd)} such names).")
+        raise BadInput(f"The weights do not fit this model: {odd[0]!r} is on one side only ({len(odd)} such names).")
     with torch.no_grad():
         for name, parameter in own.items():
             if parameter.shape != tensors[name].shape:
-                raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}; expected {tuple(parameter.shape)}.")
+                raise BadInput(f"{name} has shape {tuple(tensors[name].shape)}; expected {tuple(parameter.shape)}.")
             parameter.copy_(tensors[name])
 
 
@@ -114,7 +115,7 @@ def load_bundle(folder: Path | str) -> Bundle:
     model = build_model(run.model, codec)
     load_weights(model, tensors)
     if fingerprint_of(model) != info["fingerprint"]:
-        raise ValueError(f"The weights in {path} do not have the fingerprint they were saved with; the file is damaged.")
+        raise BadInput(f"The weights in {path} do not have the fingerprint they were saved with; the file is damaged.")
     return Bundle(model.eval(), run, codec, info["fingerprint"])
 
 
@@ -129,7 +130,7 @@ def load_sampler(folder: Path, codec: Codec) -> HistorySampler:
     """A frozen history sampler; one trained on other items would choose at random, so its codec must be the same."""
     tensors, info = load_tensors(folder / "sampler.safetensors")
     if codec_from_json(info["codec"]) != codec:
-        raise ValueError(f"The history sampler in {folder} was trained on other items or answers than this task has.")
+        raise BadInput(f"The history sampler in {folder} was trained on other items or answers than this task has.")
     sampler = build_sampler(from_json(Run, info["run"]).model, codec)
     load_weights(sampler, tensors)
     return sampler.eval().requires_grad_(False)

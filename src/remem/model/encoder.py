@@ -12,7 +12,9 @@ from remem.model.transformer import EncoderLayer, PositionCode, attendable
 class TransformerEncoder(nn.Module):
     """Transformer encoder over the items of one segment."""
 
-    def __init__(self, *, position: PositionCode, item_dim: int, num_layers: int, num_heads: int, dropout: float) -> None:
+    def __init__(
+        self, *, position: PositionCode, item_dim: int, num_layers: int, num_heads: int, dropout: float
+    ) -> None:
         super().__init__()
         self.position = position
         self.layers = nn.ModuleList(

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from remem.data.batch import StreamBatch
+from remem.errors import BadInput
 from remem.model.interface import gather_rows
 
 
@@ -51,7 +52,7 @@ def items_of_others(stream: StreamBatch, shape: torch.Size) -> Int[Tensor, "b f 
     """Random real items of other streams in the batch."""
     b, wanted = shape[0], shape[1:].numel()
     if b < 2:
-        raise ValueError("A negative fragment takes items from other streams; a batch of one stream has none.")
+        raise BadInput("A negative fragment takes items from other streams; a batch of one stream has none.")
     device = stream.order.device
     other = (torch.arange(b, device=device)[:, None] + torch.randint(1, b, (b, wanted), device=device)) % b
     segment = stream.order[other, _random_below(stream.segment_mask.sum(dim=1)[other])]

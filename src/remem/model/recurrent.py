@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from remem.errors import BadInput
+
 
 class BiGRU(nn.Module):
     """Two GRUs, one reading each sequence backwards; half of the output width belongs to each."""
@@ -13,7 +15,7 @@ class BiGRU(nn.Module):
     def __init__(self, *, input_dim: int, output_dim: int) -> None:
         super().__init__()
         if output_dim % 2:
-            raise ValueError(f"A bi-directional GRU splits its width in two; {output_dim} is odd.")
+            raise BadInput(f"A bi-directional GRU splits its width in two; {output_dim} is odd.")
         self.ahead = nn.GRU(input_dim, output_dim // 2, batch_first=True)
         self.back = nn.GRU(input_dim, output_dim // 2, batch_first=True)
 

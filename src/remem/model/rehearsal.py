@@ -74,7 +74,9 @@ def recollection_loss(
     """
     if distractors is None:
         logits = scale * F.linear(rehearsed.recalled, embed.table.weight).float()  # [b, f, n, items]
-        loss = F.cross_entropy(logits.flatten(0, 2), fragments.items.flatten(), reduction="none").view_as(fragments.items)
+        loss = F.cross_entropy(logits.flatten(0, 2), fragments.items.flatten(), reduction="none").view_as(
+            fragments.items
+        )
     else:
         true = (rehearsed.recalled * embed(fragments.items)).sum(dim=-1, keepdim=True)
         wrong = rehearsed.recalled @ embed(distractors).mT  # [b, f, n, j]

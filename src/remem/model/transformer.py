@@ -15,6 +15,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from remem.errors import BadInput
+
 
 class PositionCode(nn.Module):
     """Adds to each item where in its segment it stands: sinusoids, or a learned table."""
@@ -44,7 +46,7 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, *, dim: int, num_heads: int, dropout: float) -> None:
         super().__init__()
         if dim % num_heads:
-            raise ValueError(f"A width of {dim} cannot be split into {num_heads} heads; choose a divisor.")
+            raise BadInput(f"A width of {dim} cannot be split into {num_heads} heads; choose a divisor.")
         self.num_heads, self.dropout = num_heads, dropout
         self.query, self.key, self.value, self.out = (nn.Linear(dim, dim) for _ in range(4))
 

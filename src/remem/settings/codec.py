@@ -8,6 +8,8 @@ import typing
 from pathlib import Path
 from typing import Any, TypeVar
 
+from remem.errors import BadInput
+
 T = TypeVar("T")
 
 
@@ -38,7 +40,7 @@ def _read(hint: Any, value: Any, where: str) -> Any:
         return tuple(_read(typing.get_args(hint)[0], v, where) for v in value)
     if origin is typing.Literal:
         if value not in typing.get_args(hint):
-            raise ValueError(f"{where} is {value!r}; expected one of {', '.join(map(repr, typing.get_args(hint)))}.")
+            raise BadInput(f"{where} is {value!r}; expected one of {', '.join(map(repr, typing.get_args(hint)))}.")
         return value
     if dataclasses.is_dataclass(hint):
         return _read_dataclass(typing.cast(type, hint), value, where)
@@ -47,7 +49,7 @@ def _read(hint: Any, value: Any, where: str) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
-        raise ValueError(f"{where} is {value!r}; expected a value of type {hint.__name__}.")
+        raise BadInput(f"{where} is {value!r}; expected a value of type {hint.__name__}.")
     return value
 
 
@@ -58,16 +60,16 @@ def _read_union(members: tuple[Any, ...], value: Any, where: str) -> Any:
     if isinstance(value, dict):
         kinds = [m for m in kinds if dataclasses.is_dataclass(m) and m.__name__ == value.get("type")]
     if not kinds:
-        raise ValueError(f"{where} has the unknown type {value.get('type')!r}.")
+        raise BadInput(f"{where} has the unknown type {value.get('type')!r}.")
     return _read(kinds[0], value, where)
 
 
 def _read_dataclass(cls: type, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
-        raise ValueError(f"{where} is {value!r}; expected the fields of {cls.__name__}.")
+        raise BadInput(f"{where} is {value!r}; expected the fields of {cls.__name__}.")
     hints = typing.get_type_hints(cls)
     names = {f.name for f in dataclasses.fields(cls)}
     unknown = set(value) - names - {"type"}
     if unknown:
-        raise ValueError(f"{where} has the unknown field {sorted(unknown)[0]!r}; {cls.__name__} has {sorted(names)}.")
+        raise BadInput(f"{where} has the unknown field {sorted(unknown)[0]!r}; {cls.__name__} has {sorted(names)}.")
     return cls(**{name: _read(hints[name], value[name], f"{where}.{name}") for name in names & set(value)})

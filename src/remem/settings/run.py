@@ -35,6 +35,10 @@ class TrainSettings:
     """Steps between checkpoints from which a run can go on."""
     log_every: int = 50
     """Steps between lines in TensorBoard."""
+    capture: bool = True
+    """On a GPU, capture the whole step as a CUDA graph, one for each batch shape; a CPU ignores this."""
+    compile: bool = False
+    """Compile the model's layers with `torch.compile`, which pays for itself in long runs on a GPU."""
     nan_budget: int = 3
     """Steps with a non-finite loss or gradient that may be skipped before the run stops."""
 

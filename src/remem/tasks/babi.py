@@ -10,6 +10,7 @@ from remem.data.babi import TaskStories, as_split, build_codec, load_stories
 from remem.data.babi_store import import_babi, read_manifest
 from remem.data.codec import TextCodec
 from remem.data.dataset import Split
+from remem.errors import BadInput
 from remem.settings.tasks import BabiTask
 from remem.tasks.base import Metrics, Tally, Task
 
@@ -28,7 +29,7 @@ def babi_task(settings: BabiTask, codec: TextCodec | None = None) -> Task:
         train = stories("train")
         missing = [part.task for part in train if not part.stories]
         if missing:
-            raise FileNotFoundError(
+            raise BadInput(
                 f"{settings.folder} has no training stories for task {', '.join(map(str, missing))}; "
                 "import them with `remem data import`, or name the tasks you have with --task.tasks."
             )

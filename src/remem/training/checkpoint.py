@@ -28,7 +28,9 @@ class Progress:
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
-def save_checkpoint(path: Path, model: nn.Module, best: dict[str, Tensor], optimizer: torch.optim.Adam, progress: Progress) -> None:
+def save_checkpoint(
+    path: Path, model: nn.Module, best: dict[str, Tensor], optimizer: torch.optim.Adam, progress: Progress
+) -> None:
     """Write the whole state of a stage."""
     tensors = {f"model.{name}": value for name, value in weights_of(model).items()}
     tensors |= {f"best.{name}": value for name, value in best.items()}
@@ -49,9 +51,16 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Adam) -
     tensors, info = load_tensors(path)
     load_weights(model, _under("model.", tensors))
     for name, parameter in weights_of(model).items():
-        state = {key: tensors[f"adam.{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq") if f"adam.{key}.{name}" in tensors}
+        state = {
+            key: tensors[f"adam.{key}.{name}"]
+            for key in ("step", "exp_avg", "exp_avg_sq")
+            if f"adam.{key}.{name}" in tensors
+        }
         if state:
-            optimizer.state[parameter] = {k: v if k == "step" else v.to(parameter.device) for k, v in state.items()}
+            # a captured optimiser counts its steps on the device
+            step_device = parameter.device if optimizer.defaults["capturable"] else torch.device("cpu")
+            moved = {k: v.to(step_device if k == "step" else parameter.device) for k, v in state.items()}
+            optimizer.state[parameter] = moved
     torch.set_rng_state(tensors["random.cpu"])
     if "random.cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["random.cuda"])

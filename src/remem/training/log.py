@@ -20,7 +20,9 @@ class _Rate(ProgressColumn):
 class StageLog:
     """Progress of one training stage."""
 
-    def __init__(self, title: str, *, total: int, start: int = 0, folder: Path | None = None, quiet: bool = False) -> None:
+    def __init__(
+        self, title: str, *, total: int, start: int = 0, folder: Path | None = None, quiet: bool = False
+    ) -> None:
         self.title = title
         self.console = Console(quiet=quiet, stderr=True)
         columns = (
@@ -41,7 +43,9 @@ class StageLog:
         self.bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.bar.stop()
         if self._writer is not None:
             self._writer.close()
@@ -63,7 +67,10 @@ class StageLog:
         self._show()
         self._write("valid", step, values)
         if not self.console.is_terminal:
-            self.console.print(f"{self.title}  step {step}  {self._loss}  valid {self._valid}{'  (best)' if best else ''}", highlight=False)
+            self.console.print(
+                f"{self.title}  step {step}  {self._loss}  valid {self._valid}{'  (best)' if best else ''}",
+                highlight=False,
+            )
 
     def note(self, text: str) -> None:
         """A sentence above the bar."""

@@ -7,23 +7,20 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
-from remem.data.batch import Batch
 from remem.data.dataset import Split, training_batches
+from remem.errors import RememError
 from remem.model.bundle import load_weights, weights_of
 from remem.settings.run import TrainSettings
 from remem.tasks.base import Metrics
 from remem.training.checkpoint import Progress, load_checkpoint, save_checkpoint
 from remem.training.log import StageLog
 from remem.training.objective import Logs
-from remem.training.precision import autocast
-
-Objective = Callable[[Batch], tuple[Tensor, Logs]]
+from remem.training.step import Objective, Step, make_step
 
 
-class TrainingDiverged(RuntimeError):
+class TrainingDiverged(RememError):
     """Too many steps had a non-finite loss or gradient; says where, and on which streams."""
 
 
@@ -34,21 +31,6 @@ def learning_rate(settings: TrainSettings, step: int) -> float:
         return settings.learning_rate * warm
     done = max(0, step - settings.warmup_steps) / max(1, settings.steps - settings.warmup_steps)
     return settings.learning_rate * warm * (0.55 + 0.45 * math.cos(math.pi * min(1.0, done)))
-
-
-def train_step(
-    objective: Objective, optimizer: torch.optim.Adam, parameters: list[nn.Parameter], batch: Batch, settings: TrainSettings
-) -> tuple[Logs, bool]:
-    """One update; skipped, and reported as not finite, if the loss or the gradient is."""
-    optimizer.zero_grad(set_to_none=True)
-    with autocast(batch.ids.device, settings.precision):
-        loss, logs = objective(batch)
-    loss.backward()  # type: ignore[no-untyped-call]
-    norm = nn.utils.clip_grad_norm_(parameters, settings.clip_norm)
-    finite = bool(torch.isfinite(loss.detach()) & torch.isfinite(norm))
-    if finite:
-        optimizer.step()
-    return {**logs, "gradient_norm": norm.detach()}, finite
 
 
 def fit(
@@ -64,36 +46,33 @@ def fit(
     resume: bool = False,
 ) -> Progress:
     """Train a model and leave it with the weights that were best on validation."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.Adam(parameters, lr=settings.learning_rate)
+    step = make_step(model, objective, train, settings)
     progress, best = Progress(), {name: value.detach().clone() for name, value in weights_of(model).items()}
     if resume and checkpoint is not None and checkpoint.exists():
-        progress, best = load_checkpoint(checkpoint, model, optimizer)
+        progress, best = load_checkpoint(checkpoint, model, step.optimizer)
         log.note(f"{log.title}: going on from step {progress.step}")
     started = time.perf_counter() - progress.seconds
+    skipped_before = progress.skipped
     batches = training_batches(train, settings.batch_size, seed, progress.step)
     model.train()
     stop = settings.patience > 0 and progress.stale >= settings.patience
     while progress.step < settings.steps and not stop:
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(settings, progress.step)
-        batch = train.batch(*next(batches))
-        logs, finite = train_step(objective, optimizer, parameters, batch, settings)
+        step(*next(batches), learning_rate(settings, progress.step))
         progress.step += 1
         log.step(progress.step)
-        if not finite:
-            _count_skipped(progress, logs, batch, settings)
-        elif progress.step % settings.log_every == 0 or progress.step == 1:
-            log.scalars(progress.step, {name: float(value) for name, value in logs.items()})
+        if progress.step % settings.log_every == 0 or progress.step in (1, settings.steps):
+            progress.skipped = skipped_before + step.skipped()
+            _check_finite(progress, step, settings)
+            log.scalars(progress.step, {name: float(value) for name, value in step.logs.items()})
         if progress.step % settings.eval_every == 0 or progress.step == settings.steps:
             score, metrics = validate()
-            best = _take_score(progress, model, score, metrics, logs, best)
+            best = _take_score(progress, model, score, metrics, step.logs, best)
             log.validation(progress.step, metrics, best=progress.best_step == progress.step)
             stop = settings.patience > 0 and progress.stale >= settings.patience
         progress.seconds = time.perf_counter() - started
         last = stop or progress.step == settings.steps
         if checkpoint is not None and (last or progress.step % settings.checkpoint_every == 0):
-            save_checkpoint(checkpoint, model, best, optimizer, progress)
+            save_checkpoint(checkpoint, model, best, step.optimizer, progress)
     load_weights(model, best)
     return progress
 
@@ -111,11 +90,10 @@ def _take_score(
     return best
 
 
-def _count_skipped(progress: Progress, logs: Logs, batch: Batch, settings: TrainSettings) -> None:
-    progress.skipped += 1
+def _check_finite(progress: Progress, step: Step, settings: TrainSettings) -> None:
     if progress.skipped > settings.nan_budget:
         raise TrainingDiverged(
-            f"Step {progress.step}: loss {float(logs['loss']):g}, gradient norm {float(logs['gradient_norm']):g}; "
-            f"{progress.skipped} steps were not finite, {settings.nan_budget} are allowed. "
-            f"Streams of this batch: {batch.ids[:16].tolist()}. The last checkpoint is kept; lower the learning rate."
+            f"Step {progress.step}: loss {float(step.logs['loss']):g}, gradient norm {float(step.logs['gradient_norm']):g}; "
+            f"{progress.skipped} updates were not finite and left out, {settings.nan_budget} are allowed. "
+            f"Streams of the batch: {step.batch_ids[:16].tolist()}. The last checkpoint is kept; lower the learning rate."
         )

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from remem.data.batch import Batch, QueryBatch
+from remem.errors import BadInput
 from remem.model.assembly import MemoryModel
 from remem.model.fragments import make_fragments
 from remem.model.interface import DirectReasoner, Trace, gather_rows
@@ -55,7 +56,7 @@ def rehearsal_losses(
 ) -> tuple[Tensor, Tensor]:
     """L_rec and L_fam over the fragments the sampler chooses (Eq. 6), from the memory as it was at the question."""
     if model.decoder is None:
-        raise ValueError("This model was built without a rehearsal decoder; give a rehearsal weight above zero.")
+        raise BadInput("This model was built without a rehearsal decoder; give a rehearsal weight above zero.")
     query = rehearsed_question(batch.query)
     chosen, chosen_mask = sampler.choose(batch.stream, query, settings.num_fragments)
     fragments = make_fragments(
@@ -84,7 +85,7 @@ class MemoryObjective:
 
     def __init__(self, model: MemoryModel, settings: RehearsalSettings, sampler: Sampler | None) -> None:
         if settings.enabled and sampler is None:
-            raise ValueError("Rehearsal is on, but there is no sampler to choose fragments.")
+            raise BadInput("Rehearsal is on, but there is no sampler to choose fragments.")
         self.model, self.settings, self.sampler = model, settings, sampler
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Logs]:

@@ -14,9 +14,11 @@ from torch import nn
 
 from remem.data.dataset import Split
 from remem.model.assembly import MemoryModel
-from remem.model.bundle import load_sampler, save_bundle, save_sampler, write_file
 from remem.model.build import build_model, build_sampler
+from remem.model.bundle import load_sampler, save_bundle, save_sampler, write_file
 from remem.model.sampler import HistorySampler, RandomSampler, Sampler
+from remem.model.transformer import DecoderLayer, EncoderLayer
+from remem.model.writer import SlotWriter
 from remem.settings.codec import to_json
 from remem.settings.run import Run
 from remem.tasks.base import Metrics, Task
@@ -32,14 +34,16 @@ RECORD_FILE = "record.json"
 
 
 def pick_device(name: str) -> torch.device:
-    """"auto" takes a GPU if there is one."""
+    """ "auto" takes a GPU if there is one."""
     return torch.device("cuda" if name == "auto" and torch.cuda.is_available() else "cpu" if name == "auto" else name)
 
 
 class Trainer:
     """One run in its folder: `config.json`, checkpoints, `model.safetensors`, `record.json`."""
 
-    def __init__(self, run: Run, folder: Path, *, device: torch.device, quiet: bool = False, task: Task | None = None) -> None:
+    def __init__(
+        self, run: Run, folder: Path, *, device: torch.device, quiet: bool = False, task: Task | None = None
+    ) -> None:
         self.run, self.folder, self.device, self.quiet = run, folder, device, quiet
         self.task = task or load_task(run.task)
         self.splits: dict[str, Split] = {}
@@ -58,6 +62,8 @@ class Trainer:
         sampler, stage_one = self._sampler(resume)
         torch.manual_seed(self.run.seed)
         model = build_model(self.run.model, self.task.codec).to(self.device)
+        if self.run.train.compile:
+            compile_layers(model)
         objective = MemoryObjective(model, self.run.model.rehearsal, sampler)
         settings = self.run.train
         with self._log(self.run.method, settings.steps) as log:
@@ -110,6 +116,13 @@ class Trainer:
     def _log(self, title: str, steps: int) -> StageLog:
         stage = title.replace(" ", "-")
         return StageLog(title, total=steps, folder=self.folder / "tensorboard" / stage, quiet=self.quiet)
+
+
+def compile_layers(model: MemoryModel) -> None:
+    """Compile what runs many times: encoder and decoder layers, and the write of one segment."""
+    for module in model.modules():
+        if isinstance(module, EncoderLayer | DecoderLayer | SlotWriter):
+            module.compile(dynamic=False)
 
 
 def with_seed(run: Run, seed: int) -> Run:

@@ -1,0 +1,47 @@
+"""`remem COMMAND`: finds the command, runs it, and turns every refusal into one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from remem.errors import BadInput, RememError
+
+COMMANDS = {
+    "demo": "train a small rehearsal memory in three minutes, then read a stream with it",
+    "train": "train TASK/METHOD and write its record",
+    "eval": "test a saved model, on its own test set or on your data",
+    "table": "print a task's table: ours beside the paper's",
+    "data": "import and inspect data",
+    "bench": "measure speed, before and after in one run",
+}
+HELP = "usage: remem COMMAND [OPTIONS]\n\n" + "\n".join(f"  {name:<7} {text}" for name, text in COMMANDS.items())
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(HELP + "\n\n`remem COMMAND --help` tells more.")
+        return 0
+    if arguments[0] == "--version":
+        from importlib.metadata import version
+
+        print(f"remem {version('remem')}")
+        return 0
+    name, rest = arguments[0], arguments[1:]
+    if name not in COMMANDS:
+        print(f"remem: there is no command {name!r}. There are: {', '.join(COMMANDS)}.", file=sys.stderr)
+        return 2
+    try:
+        importlib.import_module(f"remem.cli.{name}").main(rest)
+    except BadInput as error:
+        print(f"remem: {error}", file=sys.stderr)
+        return 2
+    except RememError as error:
+        print(f"remem: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nremem: stopped; what was saved is kept.", file=sys.stderr)
+        return 130
+    return 0

@@ -1,0 +1,1 @@
+"""Presets, records and tables: one command makes one row."""

@@ -1,0 +1,91 @@
+"""Every run with a name, `task/method`: one row of one table each. An ablation is one `replace`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from remem.errors import BadInput
+from remem.settings.model import (
+    MachineSettings,
+    ModelSettings,
+    RehearsalSettings,
+    rm_improvements,
+    without_rehearsal,
+)
+from remem.settings.run import Run, TrainSettings
+from remem.settings.tasks import BabiTask, SyntheticTask
+
+PAPER = ModelSettings()  # d_x = d_model = 128, K = 20, B = 6, two hops: the settings of both tasks here
+RM = rm_improvements(PAPER)
+
+_SYNTHETIC = Run(
+    method="rm-paper",
+    task=SyntheticTask(),
+    model=PAPER,
+    train=TrainSettings(steps=8000, batch_size=256, eval_every=500),
+    sampler_train=TrainSettings(steps=6000, batch_size=1024, eval_every=1000),
+)
+
+_BABI = Run(
+    method="rm-paper",
+    task=BabiTask(),
+    model=PAPER,
+    train=TrainSettings(steps=40_000, batch_size=128, eval_every=1000),
+    sampler_train=TrainSettings(steps=4000, batch_size=256, eval_every=1000),
+)
+
+# The reduced task of `remem demo`: small enough for two CPU cores, long enough that memory is needed.
+_DEMO_MODEL = rm_improvements(
+    ModelSettings(
+        item_dim=48,
+        model_dim=48,
+        machine=MachineSettings(num_slots=6, encoder_layers=1),
+        rehearsal=RehearsalSettings(num_fragments=2, decoder_layers=1),
+    )
+)
+DEMO = Run(
+    method="rm",
+    task=SyntheticTask(
+        name="synthetic-demo",
+        num_groups=4,
+        num_facts=20,
+        stream_len=24,
+        num_queries=4,
+        num_answers=4,
+        evidence_len=2,
+        samples_per_chain=800,
+        eval_samples_per_chain=50,
+        segment_len=6,
+    ),
+    model=_DEMO_MODEL,
+    train=TrainSettings(steps=1000, batch_size=64, learning_rate=2e-3, eval_every=200),
+    sampler_train=TrainSettings(steps=300, batch_size=256, learning_rate=2e-3, eval_every=100),
+)
+
+
+def _family(paper: Run, model: ModelSettings) -> list[Run]:
+    """`rm-paper`, `rm`, and the ablations of what and whether to rehearse (Tables 5 and 6)."""
+
+    def row(method: str, **changes: object) -> Run:
+        return replace(paper, method=method, model=replace(model, rehearsal=replace(model.rehearsal, **changes)))  # type: ignore[arg-type]
+
+    return [
+        paper,
+        replace(paper, method="rm", model=model),
+        replace(paper, method="rm-no-rehearsal", model=without_rehearsal(model)),
+        row("rm-random-sampler", sampler="random"),
+        row("rm-only-recollection", familiarity_weight=0.0),
+        row("rm-only-familiarity", recollection_weight=0.0),
+        row("rm-mask-15", mask_ratio=0.15),
+        replace(paper, method="rm-gru-encoder", model=replace(model, machine=replace(model.machine, encoder="gru"))),
+    ]
+
+
+PRESETS: dict[str, Run] = {f"{run.task.name}/{run.method}": run for run in _family(_SYNTHETIC, RM) + _family(_BABI, RM)}
+
+
+def find_preset(name: str) -> Run:
+    """The preset of a name; an unknown one is answered with those there are."""
+    if name not in PRESETS:
+        raise BadInput(f"{name!r} is no preset. There are: {', '.join(PRESETS)}.")
+    return PRESETS[name]

@@ -1,0 +1,40 @@
+"""Names for runs that differ from their preset, so that no altered run hides in a preset's row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from remem.settings.codec import to_json
+from remem.settings.run import Run
+
+# what changes neither what is computed nor for how long
+_NEUTRAL = {
+    "method", "seed", "task.data", "model.rehearsal.sampler_from",
+    *(f"{stage}.{field}" for stage in ("train", "sampler_train") for field in (
+        "precision", "capture", "compile", "log_every", "eval_every", "checkpoint_every", "nan_budget")),
+}  # fmt: skip
+
+
+def leaves(value: Any) -> dict[str, Any]:
+    """All fields of settings by their dotted name."""
+    return _flatten(to_json(value))
+
+
+def _flatten(value: dict[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, field in value.items():
+        if isinstance(field, dict):
+            flat |= {f"{name}.{inner}": v for inner, v in _flatten(field).items()}
+        elif name != "type":
+            flat[name] = field
+    return flat
+
+
+def name_variation(preset: Run, run: Run) -> Run:
+    """The run itself, its method followed by what differs from the preset: `rm[model.machine.num_slots=10]`."""
+    if run.method != preset.method:
+        return run
+    before, after = leaves(preset), leaves(run)
+    changed = [f"{name}={after[name]}" for name in after if after[name] != before.get(name) and name not in _NEUTRAL]
+    return replace(run, method=f"{run.method}[{','.join(changed)}]") if changed else run

@@ -1,0 +1,147 @@
+"""One training step, in two ways: eagerly, or as a captured CUDA graph without a word between host and device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from remem.data.batch import Batch
+from remem.data.dataset import Split
+from remem.settings.run import TrainSettings
+from remem.training.objective import Logs
+from remem.training.precision import autocast
+
+Objective = Callable[[Batch], tuple[Tensor, Logs]]
+WARM_UP_RUNS = 3  # capture needs lazily made buffers and handles to exist
+
+
+class Step(Protocol):
+    """Takes rows of a bucket, updates the weights, and keeps what the last step showed."""
+
+    optimizer: torch.optim.Adam
+    logs: Logs
+    batch_ids: Tensor
+
+    def __call__(self, bucket: int, rows: Tensor, learning_rate: float) -> None:
+        """One update; left out if the loss or the gradient is not finite."""
+        ...
+
+    def skipped(self) -> int:
+        """Updates left out so far; reading it waits for the device."""
+        ...
+
+
+class EagerStep:
+    """The step as it is written; runs anywhere."""
+
+    def __init__(self, model: nn.Module, objective: Objective, split: Split, settings: TrainSettings) -> None:
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.Adam(self.parameters, lr=settings.learning_rate)
+        self.objective, self.split, self.settings = objective, split, settings
+        self.logs: Logs = {}
+        self.batch_ids = torch.empty(0)
+        self._skipped = 0
+
+    def __call__(self, bucket: int, rows: Tensor, learning_rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        batch = self.split.batch(bucket, rows)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.logs, finite = backward(self.objective, self.parameters, batch, self.settings)
+        if finite:
+            self.optimizer.step()
+        else:
+            self._skipped += 1
+            self.batch_ids = batch.ids
+
+    def skipped(self) -> int:
+        return self._skipped
+
+
+class GraphedStep:
+    """The whole step (gather, forward, backward, clipping, Adam) captured once for each batch shape, then replayed."""
+
+    def __init__(self, model: nn.Module, objective: Objective, split: Split, settings: TrainSettings) -> None:
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.device = self.parameters[0].device
+        self.rate = torch.tensor(settings.learning_rate, device=self.device)
+        self.optimizer = torch.optim.Adam(self.parameters, lr=self.rate, capturable=True, fused=True)
+        self.objective, self.split, self.settings = objective, split, settings
+        # Adam's fused kernel leaves everything as it is where this is one
+        self.found_inf = torch.zeros((), device=self.device)
+        self.optimizer.found_inf = self.found_inf  # type: ignore[attr-defined]
+        self.count = torch.zeros((), device=self.device)
+        self.graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor, Logs]] = {}
+        self.pool: tuple[int, int] | None = None
+        self.logs: Logs = {}
+        self.batch_ids = torch.empty(0)
+        for parameter in self.parameters:
+            parameter.grad = torch.zeros_like(parameter)
+
+    def __call__(self, bucket: int, rows: Tensor, learning_rate: float) -> None:
+        self.rate.fill_(learning_rate)
+        key = (bucket, len(rows))
+        if key not in self.graphs:
+            self.graphs[key] = self._capture(bucket, rows)
+        graph, static_rows, self.logs = self.graphs[key]
+        static_rows.copy_(rows, non_blocking=True)
+        graph.replay()
+        self.batch_ids = static_rows
+
+    def skipped(self) -> int:
+        return int(self.count)
+
+    def _update(self, bucket: int, rows: Tensor) -> Logs:
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+        logs, finite = backward(self.objective, self.parameters, self.split.batch(bucket, rows), self.settings)
+        self.found_inf.copy_(~finite)
+        self.count += self.found_inf
+        self.optimizer.step()
+        return logs
+
+    def _capture(self, bucket: int, rows: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Logs]:
+        """Run the step a few times on a side stream and undo it, then record it."""
+        static_rows = rows.to(self.device, copy=True)
+        weights = [p.detach().clone() for p in self.parameters]
+        state = [{k: v.clone() for k, v in self.optimizer.state[p].items()} for p in self.parameters]
+        random, count = torch.cuda.get_rng_state(), self.count.clone()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP_RUNS):
+                self._update(bucket, static_rows)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            logs = self._update(bucket, static_rows)
+        self.pool = self.pool or graph.pool()
+        with torch.no_grad():
+            for parameter, weight, kept in zip(self.parameters, weights, state, strict=True):
+                parameter.copy_(weight)
+                for name, value in self.optimizer.state[parameter].items():
+                    value.copy_(kept[name]) if name in kept else value.zero_()
+        self.count.copy_(count)
+        torch.cuda.set_rng_state(random)
+        return graph, static_rows, logs
+
+
+def backward(
+    objective: Objective, parameters: list[nn.Parameter], batch: Batch, settings: TrainSettings
+) -> tuple[Logs, Tensor]:
+    """Loss, gradients and clipping; and whether all of it is finite."""
+    with autocast(batch.ids.device, settings.precision):
+        loss, logs = objective(batch)
+    loss.backward()  # type: ignore[no-untyped-call]
+    norm = nn.utils.clip_grad_norm_(parameters, settings.clip_norm)
+    return {**logs, "gradient_norm": norm.detach()}, torch.isfinite(loss.detach()) & torch.isfinite(norm)
+
+
+def make_step(model: nn.Module, objective: Objective, split: Split, settings: TrainSettings) -> Step:
+    """The captured step where the settings ask for it and a GPU is there, the eager one otherwise."""
+    graphed = settings.capture and next(model.parameters()).is_cuda
+    return (GraphedStep if graphed else EagerStep)(model, objective, split, settings)
