@@ -6,14 +6,16 @@ import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
 import tyro
 
 from remem.errors import BadInput
 from remem.experiments.presets import PRESETS, find_preset
+from remem.experiments.variation import name_variation
 from remem.settings.codec import from_json
-from remem.settings.run import Run
+from remem.settings.model import ModelSettings
+from remem.settings.run import Run, TrainSettings
+from remem.settings.tasks import Task
 
 HELP = """usage: remem train TASK/METHOD [--seed 0 1 2] [OPTIONS]
        remem train --from FOLDER      repeat a run with the configuration in its folder
@@ -28,15 +30,32 @@ presets: {presets}
 class Options:
     """Train a preset; each flag below changes one of its settings."""
 
-    seed: tuple[int, ...] = (0,)
+    seed: tuple[int, ...]
     """Seeds, one run each."""
+    method: str
+    """Row of the table; a changed setting is added to it by itself."""
     out: Path | None = None
     """Folder of the run; by default runs/TASK-METHOD-sSEED."""
     results: Path = Path("results")
     """Where the record goes, for `remem table`."""
     device: str = "auto"
     """cpu, cuda, or auto: a GPU if there is one."""
-    run: Annotated[tyro.conf.OmitArgPrefixes[Run], tyro.conf.arg(name="")]
+    task: Task
+    model: ModelSettings
+    train: TrainSettings
+    sampler_train: TrainSettings
+    """Stage one: the history sampler, trained by itself and then frozen."""
+
+    def runs(self, preset: Run) -> list[Run]:
+        """One run for each seed, named after what differs from the preset."""
+        changed = Run(
+            method=self.method,
+            task=self.task,
+            model=self.model,
+            train=self.train,
+            sampler_train=self.sampler_train,
+        )
+        return [name_variation(preset, replace(changed, seed=seed)) for seed in self.seed]
 
 
 def main(argv: list[str]) -> None:
@@ -50,31 +69,38 @@ def main(argv: list[str]) -> None:
         _again(Path(argv[1]), argv[2:], resume=argv[0] == "--resume")
         return
     preset = find_preset(argv[0])
-    options = _parse(preset, argv[1:], f"remem train {argv[0]}")
-    _check_folders(preset, options)
-    from remem.experiments.variation import name_variation
+    options = parse(preset, argv[1:], f"remem train {argv[0]}")
+    runs = options.runs(preset)
+    folders = [_folder(options, run) for run in runs]
+    _refuse_used(folders)
+    for run, folder in zip(runs, folders, strict=True):
+        _train(run, folder, options, resume=False)
 
-    for seed in options.seed:
-        run = name_variation(preset, replace(options.run, seed=seed))
-        _train(run, _folder(options, run), options, resume=False)
 
-
-def _parse(preset: Run, argv: list[str], prog: str) -> Options:
-    config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff, tyro.conf.SuppressFixed)
-    return tyro.cli(Options, args=argv, prog=prog, default=Options(run=preset, seed=(preset.seed,)), config=config)
+def parse(preset: Run, argv: list[str], prog: str) -> Options:
+    """The preset's settings, with the flags applied."""
+    default = Options(
+        seed=(preset.seed,),
+        method=preset.method,
+        task=preset.task,
+        model=preset.model,
+        train=preset.train,
+        sampler_train=preset.sampler_train,
+    )
+    # a task's name goes into records and tables, so it is no flag
+    config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff)
+    return tyro.cli(Options, args=argv, prog=prog, default=default, config=config)
 
 
 def _folder(options: Options, run: Run) -> Path:
-    name = f"{run.task.name}-{run.method}-s{run.seed}".replace("/", "_")
     if options.out is None:
-        return Path("runs") / name
+        return Path("runs") / f"{run.task.name}-{run.method}-s{run.seed}".replace("/", "_")
     return options.out if len(options.seed) == 1 else options.out / f"s{run.seed}"
 
 
-def _check_folders(preset: Run, options: Options) -> None:
-    """Refuse to train over an earlier run before anything is spent."""
-    for seed in options.seed:
-        folder = _folder(options, replace(options.run, seed=seed))
+def _refuse_used(folders: list[Path]) -> None:
+    """Never train over an earlier run; said before anything is spent."""
+    for folder in folders:
         if (folder / "config.json").exists():
             raise BadInput(
                 f"{folder} already holds a run; go on with it by `remem train --resume {folder}`, "
@@ -90,12 +116,13 @@ def _again(folder: Path, argv: list[str], *, resume: bool) -> None:
         run = from_json(Run, json.loads(path.read_text()))
     except json.JSONDecodeError as error:
         raise BadInput(f"{path} is damaged ({error}).") from None
-    options = _parse(run, argv, "remem train")
+    options = parse(run, argv, f"remem train {'--resume' if resume else '--from'} {folder}")
     if resume:
-        _train(run, options.out or folder, options, resume=True)
+        _train(run, folder, options, resume=True)
         return
-    _check_folders(run, replace(options, out=options.out or folder.with_name(folder.name + "-again")))
-    _train(options.run, options.out or folder.with_name(folder.name + "-again"), options, resume=False)
+    target = options.out or folder.with_name(folder.name + "-again")
+    _refuse_used([target])
+    _train(options.runs(run)[0], target, options, resume=False)
 
 
 def _train(run: Run, folder: Path, options: Options, *, resume: bool) -> None:
