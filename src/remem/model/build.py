@@ -45,6 +45,7 @@ def build_machine(settings: ModelSettings, segment_len: int) -> MemoryMachine:
             num_layers=machine.encoder_layers,
             num_heads=machine.num_heads,
             dropout=machine.dropout,
+            pre_norm=settings.pre_norm,
         )
         if machine.encoder == "transformer"
         else GRUEncoder(item_dim=settings.item_dim)
@@ -90,6 +91,7 @@ def _decoder(settings: ModelSettings, segment_len: int) -> RehearsalDecoder:
         num_layers=rehearsal.decoder_layers,
         num_heads=rehearsal.num_heads,
         dropout=rehearsal.dropout,
+        pre_norm=settings.pre_norm,
         scaled_recall=rehearsal.scaled_recall,
     )
 

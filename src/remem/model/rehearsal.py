@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from remem.model.embed import ItemEmbedding
 from remem.model.fragments import Fragments
-from remem.model.transformer import DecoderLayer, PositionCode, scale_of
+from remem.model.transformer import DecoderLayer, PositionCode, final_norm, scale_of
 
 
 class Rehearsed(NamedTuple):
@@ -32,15 +32,18 @@ class RehearsalDecoder(nn.Module):
         num_layers: int,
         num_heads: int,
         dropout: float,
-        scaled_recall: bool,
+        scaled_recall: bool = False,
+        pre_norm: bool = False,
     ) -> None:
         super().__init__()
         self.position = position
         self.cls = nn.Parameter(torch.randn(item_dim))
         self.mask_item = nn.Parameter(torch.randn(item_dim))
         self.layers = nn.ModuleList(
-            DecoderLayer(dim=item_dim, num_heads=num_heads, dropout=dropout) for _ in range(num_layers)
+            DecoderLayer(dim=item_dim, num_heads=num_heads, dropout=dropout, pre_norm=pre_norm)
+            for _ in range(num_layers)
         )
+        self.norm = final_norm(item_dim, pre_norm)
         self.familiarity = nn.Linear(item_dim, 1)
         self.recall_scale = scale_of(item_dim) if scaled_recall else 1.0
 
@@ -55,7 +58,7 @@ class RehearsalDecoder(nn.Module):
         mask = F.pad(fragments.item_mask.repeat(1, 2, 1), (1, 0), value=True)
         for layer in self.layers:
             features = layer(features, mask, memory)
-        positives, negatives = features.chunk(2, dim=1)
+        positives, negatives = self.norm(features).chunk(2, dim=1)
         cls_features = torch.stack([positives[:, :, 0], negatives[:, :, 0]])
         return Rehearsed(positives[:, :, 1:], self.familiarity(cls_features).squeeze(-1))
 

@@ -8,6 +8,7 @@ no real item must give finite numbers, too.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -77,40 +78,61 @@ class _FeedForward(nn.Sequential):
         super().__init__(nn.Linear(dim, 4 * dim), nn.ReLU(), nn.Dropout(dropout), nn.Linear(4 * dim, dim))
 
 
-class EncoderLayer(nn.Module):
-    """Self-attention, then feed-forward; residual and LayerNorm after each, as published."""
+class _Residual(nn.Module):
+    """x + sublayer(x), with LayerNorm after it as published, or before the sub-layer, which trains deep stacks sooner."""
 
-    def __init__(self, *, dim: int, num_heads: int, dropout: float) -> None:
+    def __init__(self, *, dim: int, dropout: float, pre_norm: bool) -> None:
+        super().__init__()
+        self.norm, self.dropout, self.pre_norm = nn.LayerNorm(dim), nn.Dropout(dropout), pre_norm
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.pre_norm:
+            return x + self.dropout(sublayer(self.norm(x)))
+        return self.norm(x + self.dropout(sublayer(x)))
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, then feed-forward."""
+
+    def __init__(self, *, dim: int, num_heads: int, dropout: float, pre_norm: bool = False) -> None:
         super().__init__()
         self.attention = MultiHeadAttention(dim=dim, num_heads=num_heads, dropout=dropout)
         self.feed_forward = _FeedForward(dim, dropout)
-        self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(2))
-        self.dropout = nn.Dropout(dropout)
+        self.residuals = nn.ModuleList(_Residual(dim=dim, dropout=dropout, pre_norm=pre_norm) for _ in range(2))
 
     def forward(self, x: Float[Tensor, "b n d"], mask: Bool[Tensor, "b n"]) -> Float[Tensor, "b n d"]:
-        x = self.norms[0](x + self.dropout(self.attention(x, x, mask)))
-        return self.norms[1](x + self.dropout(self.feed_forward(x)))
+        attend, feed = self.residuals
+        x = attend(x, lambda y: self.attention(y, y, mask))
+        return feed(x, self.feed_forward)
 
 
 class DecoderLayer(nn.Module):
     """Self-attention over each fragment without future masking, attention to the memory, then feed-forward."""
 
-    def __init__(self, *, dim: int, num_heads: int, dropout: float) -> None:
+    def __init__(self, *, dim: int, num_heads: int, dropout: float, pre_norm: bool = False) -> None:
         super().__init__()
         self.attention = MultiHeadAttention(dim=dim, num_heads=num_heads, dropout=dropout)
         self.recall = MultiHeadAttention(dim=dim, num_heads=num_heads, dropout=dropout)
         self.feed_forward = _FeedForward(dim, dropout)
-        self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(3))
-        self.dropout = nn.Dropout(dropout)
+        self.residuals = nn.ModuleList(_Residual(dim=dim, dropout=dropout, pre_norm=pre_norm) for _ in range(3))
 
     def forward(
         self, x: Float[Tensor, "b f n d"], mask: Bool[Tensor, "b f n"], memory: Float[Tensor, "b k d"]
     ) -> Float[Tensor, "b f n d"]:
-        own, own_mask = x.flatten(0, 1), mask.flatten(0, 1)
-        x = self.norms[0](x + self.dropout(self.attention(own, own, own_mask).view_as(x)))
+        attend, recall, feed = self.residuals
+
+        def within_fragments(y: Tensor) -> Tensor:
+            own = y.flatten(0, 1)
+            return self.attention(own, own, mask.flatten(0, 1)).view_as(y)
+
         # all fragments of a stream ask the same memory, so its keys and values are computed once
-        x = self.norms[1](x + self.dropout(self.recall(x.flatten(1, 2), memory).view_as(x)))
-        return self.norms[2](x + self.dropout(self.feed_forward(x)))
+        x = recall(attend(x, within_fragments), lambda y: self.recall(y.flatten(1, 2), memory).view_as(y))
+        return feed(x, self.feed_forward)
+
+
+def final_norm(dim: int, pre_norm: bool) -> nn.Module:
+    """What closes a stack of layers: with the norms moved to the front, its output would be left without one."""
+    return nn.LayerNorm(dim) if pre_norm else nn.Identity()
 
 
 def scale_of(dim: int) -> float:

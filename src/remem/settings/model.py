@@ -104,6 +104,8 @@ class ModelSettings:
     """Width of items and slots (d_x)."""
     model_dim: int = 128
     """Width of queries and attention (d_model)."""
+    pre_norm: bool = False
+    """Ours: LayerNorm before each Transformer sub-layer; after it, as published, three layers barely start to learn."""
     embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
     machine: MachineSettings = field(default_factory=MachineSettings)
     reasoner: ReasonerSettings = field(default_factory=ReasonerSettings)
@@ -114,6 +116,7 @@ def rm_improvements(paper: ModelSettings) -> ModelSettings:
     """From `rm-paper` to `rm`: every departure that makes the printed equations learn."""
     return replace(
         paper,
+        pre_norm=True,
         embedding=replace(paper.embedding, position="learned"),
         machine=replace(paper.machine, aligned_gain=5.0, write_score_gain=4.0, slot_identity=True),
         reasoner=replace(paper.reasoner, read_score_gain=4.0, read_norm=True),
