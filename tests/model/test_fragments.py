@@ -103,12 +103,11 @@ def test_half_of_the_unmasked_items_are_replaced_and_nothing_else(n: int, unmask
 
 
 def test_replacements_come_from_every_other_stream_and_never_from_the_own() -> None:
-    stream = disjoint_stream(4, 6, 8, PER_STREAM)
-    fragments = fragments_of(stream)
-    changed = fragments.negative_items != fragments.items
+    stream = disjoint_stream(4, 12, 8, PER_STREAM)
+    made = [fragments_of(stream) for _ in range(5)]
     for b in range(4):
-        origins = set((fragments.negative_items[b][changed[b]] // PER_STREAM).tolist())
-        assert origins == {0, 1, 2, 3} - {b}
+        new_items = torch.cat([f.negative_items[b][f.negative_items[b] != f.items[b]] for f in made])
+        assert set((new_items // PER_STREAM).tolist()) == {0, 1, 2, 3} - {b}
 
 
 def test_replacements_are_real_items_also_where_streams_are_ragged() -> None:

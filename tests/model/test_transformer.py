@@ -14,6 +14,7 @@ from remem.model.transformer import (
     MultiHeadAttention,
     PositionCode,
     attendable,
+    final_norm,
     scale_of,
     sinusoids,
 )
@@ -110,25 +111,27 @@ def copy_attention(ours: MultiHeadAttention, twin: nn.MultiheadAttention) -> Non
 def copy_rest(ours: EncoderLayer | DecoderLayer, twin: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> None:
     twin.linear1.load_state_dict(ours.feed_forward[0].state_dict())
     twin.linear2.load_state_dict(ours.feed_forward[3].state_dict())
-    for number, norm in enumerate(ours.norms, start=1):
-        nn.init.normal_(norm.weight)  # type: ignore[arg-type]
-        getattr(twin, f"norm{number}").load_state_dict(norm.state_dict())
+    for number, residual in enumerate(ours.residuals, start=1):
+        nn.init.normal_(residual.norm.weight)  # type: ignore[arg-type]
+        getattr(twin, f"norm{number}").load_state_dict(residual.norm.state_dict())
 
 
+@pytest.mark.parametrize("pre_norm", [False, True])
 @torch.no_grad()
-def test_an_encoder_layer_is_torchs_own_with_the_same_weights() -> None:
-    layer = EncoderLayer(dim=8, num_heads=2, dropout=0.0)
-    twin = nn.TransformerEncoderLayer(8, 2, dim_feedforward=32, dropout=0.0, batch_first=True)
+def test_an_encoder_layer_is_torchs_own_with_the_same_weights(pre_norm: bool) -> None:
+    layer = EncoderLayer(dim=8, num_heads=2, dropout=0.0, pre_norm=pre_norm)
+    twin = nn.TransformerEncoderLayer(8, 2, dim_feedforward=32, dropout=0.0, batch_first=True, norm_first=pre_norm)
     copy_attention(layer.attention, twin.self_attn)
     copy_rest(layer, twin)
     x, mask = torch.randn(3, 5, 8), torch.arange(5) < torch.tensor([5, 3, 1])[:, None]
     assert_close(layer(x, mask)[mask], twin(x, src_key_padding_mask=~mask)[mask])
 
 
+@pytest.mark.parametrize("pre_norm", [False, True])
 @torch.no_grad()
-def test_a_decoder_layer_is_torchs_own_without_future_masking_for_each_fragment() -> None:
-    layer = DecoderLayer(dim=8, num_heads=2, dropout=0.0)
-    twin = nn.TransformerDecoderLayer(8, 2, dim_feedforward=32, dropout=0.0, batch_first=True)
+def test_a_decoder_layer_is_torchs_own_without_future_masking_for_each_fragment(pre_norm: bool) -> None:
+    layer = DecoderLayer(dim=8, num_heads=2, dropout=0.0, pre_norm=pre_norm)
+    twin = nn.TransformerDecoderLayer(8, 2, dim_feedforward=32, dropout=0.0, batch_first=True, norm_first=pre_norm)
     copy_attention(layer.attention, twin.self_attn)
     copy_attention(layer.recall, twin.multihead_attn)
     copy_rest(layer, twin)
@@ -138,6 +141,11 @@ def test_a_decoder_layer_is_torchs_own_without_future_masking_for_each_fragment(
     for f in range(3):
         expected = twin(x[:, f], memory, tgt_key_padding_mask=~mask[:, f])
         assert_close(after[:, f][mask[:, f]], expected[mask[:, f]])
+
+
+def test_a_stack_is_closed_by_a_norm_only_where_its_layers_end_without_one() -> None:
+    assert isinstance(final_norm(8, pre_norm=True), nn.LayerNorm)
+    assert isinstance(final_norm(8, pre_norm=False), nn.Identity)
 
 
 def test_the_scale_brings_inner_products_of_unit_vectors_to_unit_variance() -> None:

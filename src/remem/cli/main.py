@@ -41,6 +41,9 @@ def main(argv: list[str] | None = None) -> int:
     except RememError as error:
         print(f"remem: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # the reader of our output, `head` say, has seen enough
+        sys.stderr.close()
+        return 0
     except KeyboardInterrupt:
         print("\nremem: stopped; what was saved is kept.", file=sys.stderr)
         return 130

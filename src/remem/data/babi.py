@@ -1,4 +1,4 @@
-"""bAbI as streams: a sentence is a segment, a story a stream, and all its questions are answered in one pass over it."""
+"""bAbI as streams: a sentence is a segment, a story a stream, and one pass over it answers all its questions."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class _Row:
         order: list[int] = []
         first_segment = [0]
         for sentence in story.sentences:
-            order += [table.setdefault(piece, len(table)) for piece in cut(sentence, codec.segment_len)]
+            order += [table.setdefault(piece, len(table)) for piece in map(tuple, cut(sentence, codec.segment_len))]
             first_segment.append(len(order))
         return cls(story, task, order, first_segment)
 

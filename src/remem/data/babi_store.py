@@ -13,6 +13,7 @@ import lzma
 import re
 import tarfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -72,7 +73,8 @@ def _sources(path: Path) -> Iterator[_Source]:
             for member in archive.getmembers():
                 stream = archive.extractfile(member) if member.isfile() else None
                 if stream and (source := _source(PurePosixPath(member.name), stream.read)):
-                    yield source._replace(read=lambda data=stream.read(): data)
+                    # read now: the archive will be closed when the best edition of each file is known
+                    yield source._replace(read=partial(bytes, stream.read()))
     elif source := _source(PurePosixPath(path.name), path.read_bytes):
         yield source
 

@@ -51,7 +51,7 @@ class Batch(NamedTuple):
 
     stream: StreamBatch
     query: QueryBatch
-    ids: Int[Tensor, "b"]
+    ids: Int[Tensor, " b"]
 
 
 def to_device(batch: T, device: Any) -> T:

@@ -22,7 +22,7 @@ class Bucket:
     order: Int[Tensor, "b t"]
     segment_mask: Bool[Tensor, "b t"]
     query: QueryBatch
-    ids: Int[Tensor, "b"]
+    ids: Int[Tensor, " b"]
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -54,7 +54,7 @@ class Split:
         )
         return Split(self.items.to(device), self.item_mask.to(device), buckets, self.repeats)
 
-    def batch(self, bucket: int, rows: Int[Tensor, "b"]) -> Batch:
+    def batch(self, bucket: int, rows: Int[Tensor, " b"]) -> Batch:
         """The given rows of a bucket, with the segments they use.
 
         On a GPU that is the whole table where streams share segments: its size never changes, so a captured step can
@@ -88,7 +88,7 @@ class Split:
         return digest.hexdigest()[:16]
 
 
-def epoch_batches(split: Split, batch_size: int, seed: int, epoch: int) -> list[tuple[int, Int[Tensor, "b"]]]:
+def epoch_batches(split: Split, batch_size: int, seed: int, epoch: int) -> list[tuple[int, Int[Tensor, " b"]]]:
     """All batches of an epoch, as (bucket, rows); a function of its arguments alone, so that a run can resume anywhere.
 
     Rows left over in a bucket make a smaller last batch; a single stream, which has no neighbour to take replacement

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 
 class StableRandom:
-    """A source of random integers, addressed by a path: `StableRandom(0, "train", 3)` never depends on what else was drawn."""
+    """Random integers addressed by a path: what `StableRandom(0, "train", 3)` gives depends on nothing else drawn."""
 
     def __init__(self, *path: int | str) -> None:
         digest = hashlib.sha256("/".join(map(str, path)).encode()).digest()

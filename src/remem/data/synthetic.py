@@ -40,13 +40,13 @@ def check_sizes(task: SyntheticTask) -> None:
         )
     if task.stream_len < 2 * task.evidence_len:
         raise BadInput(
-            f"stream_len is {task.stream_len}; each half of a stream must hold an evidence of {task.evidence_len} facts."
+            f"stream_len is {task.stream_len}; each half must hold an evidence of {task.evidence_len} facts."
         )
     if task.num_facts**task.evidence_len >= 2**62:
         raise BadInput("num_facts ** evidence_len must stay below 2**62, so that an evidence has one integer code.")
     if _arrangements(per_group, task.evidence_len) < 2 * task.num_answers:
         raise BadInput(
-            f"{per_group} facts a group give too few evidences of {task.evidence_len} for {task.num_answers} answers a query."
+            f"{per_group} facts a group make too few evidences of {task.evidence_len} for {task.num_answers} answers."
         )
 
 

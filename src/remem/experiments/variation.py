@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import Any
 
 from remem.settings.codec import to_json
 from remem.settings.run import Run
 
+MAX_LABEL = 80
 # what changes neither what is computed nor for how long
 _NEUTRAL = {
     "method", "seed", "task.data", "model.rehearsal.sampler_from",
@@ -32,9 +34,17 @@ def _flatten(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def name_variation(preset: Run, run: Run) -> Run:
-    """The run itself, its method followed by what differs from the preset: `rm[model.machine.num_slots=10]`."""
+    """The run itself, its method followed by what differs from the preset: `rm[model.machine.num_slots=10]`.
+
+    Many changes are counted and hashed instead, so that the name still fits a table and a file system.
+    """
     if run.method != preset.method:
         return run
     before, after = leaves(preset), leaves(run)
     changed = [f"{name}={after[name]}" for name in after if after[name] != before.get(name) and name not in _NEUTRAL]
-    return replace(run, method=f"{run.method}[{','.join(changed)}]") if changed else run
+    if not changed:
+        return run
+    label = ",".join(changed).replace(" ", "")
+    if len(label) > MAX_LABEL:
+        label = f"{len(changed)} changes {hashlib.sha256(label.encode()).hexdigest()[:8]}"
+    return replace(run, method=f"{run.method}[{label}]")

@@ -1,4 +1,4 @@
-"""Additive attention, which the paper uses three times: to write (Eq. 1), to sample (Eq. 5) and to read (Appendix A)."""
+"""Additive attention, used three times: to write (Eq. 1), to sample (Eq. 5) and to read (Appendix A)."""
 
 from __future__ import annotations
 

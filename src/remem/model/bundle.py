@@ -1,6 +1,6 @@
 """Models on disk: one safetensors file holds weights, settings and codec; JSON and tensors only, nothing that can run.
 
-The file is written under a temporary name, synced and renamed, so whatever happens there is a whole file or the old one.
+Each is written under a temporary name, synced and renamed: whatever happens, there is a whole file or the old one.
 """
 
 from __future__ import annotations

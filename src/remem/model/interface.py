@@ -33,7 +33,7 @@ class Trace(NamedTuple):
 
 
 class Memorizer(Protocol):
-    """A fixed-size memory. Everything that changes over a stream is in the state, a named tuple of tensors, batch first."""
+    """A fixed-size memory. All that changes over a stream is in its state, a named tuple of tensors, batch first."""
 
     def initial_state(self, batch_size: int) -> State:
         """The memory before the first segment."""

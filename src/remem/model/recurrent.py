@@ -1,4 +1,4 @@
-"""A bi-directional GRU over padded sequences, without packing: padding changes nothing and no length leaves the device."""
+"""A bi-directional GRU over padded sequences, without packing: padding changes nothing, lengths stay on the device."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def available_segments(stream: StreamBatch, query: QueryBatch) -> Bool[Tensor, "
 
 
 def top_of_each_half(
-    scores: Float[Tensor, "b t"], count: Int[Tensor, "b"], num_fragments: int
+    scores: Float[Tensor, "b t"], count: Int[Tensor, " b"], num_fragments: int
 ) -> tuple[Int[Tensor, "b f"], Bool[Tensor, "b f"]]:
     """The B/2 best of segments [0, C//2) and the B - B/2 best of [C//2, C), where C = `count` have been read."""
     place = torch.arange(scores.shape[1], device=scores.device)

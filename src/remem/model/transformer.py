@@ -79,7 +79,7 @@ class _FeedForward(nn.Sequential):
 
 
 class _Residual(nn.Module):
-    """x + sublayer(x), with LayerNorm after it as published, or before the sub-layer, which trains deep stacks sooner."""
+    """x + sublayer(x), with LayerNorm after it as published, or before the sub-layer, which deep stacks need."""
 
     def __init__(self, *, dim: int, dropout: float, pre_norm: bool) -> None:
         super().__init__()

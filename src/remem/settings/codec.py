@@ -58,7 +58,7 @@ def _read_union(members: tuple[Any, ...], value: Any, where: str) -> Any:
         return None
     kinds = [m for m in members if m is not type(None)]
     if isinstance(value, dict):
-        kinds = [m for m in kinds if dataclasses.is_dataclass(m) and m.__name__ == value.get("type")]
+        kinds = [m for m in kinds if isinstance(m, type) and m.__name__ == value.get("type")]
     if not kinds:
         raise BadInput(f"{where} has the unknown type {value.get('type')!r}.")
     return _read(kinds[0], value, where)

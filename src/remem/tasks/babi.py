@@ -19,7 +19,7 @@ NUM_TASKS = 20
 
 
 def babi_task(settings: BabiTask, codec: TextCodec | None = None) -> Task:
-    """The prepared stories of `settings.folder`. A trained model brings its own codec, and then no training file is read."""
+    """The prepared stories of `settings.folder`; a trained model brings its codec, and needs no training file."""
 
     @cache
     def stories(split: str) -> list[TaskStories]:

@@ -93,7 +93,9 @@ def _take_score(
 def _check_finite(progress: Progress, step: Step, settings: TrainSettings) -> None:
     if progress.skipped > settings.nan_budget:
         raise TrainingDiverged(
-            f"Step {progress.step}: loss {float(step.logs['loss']):g}, gradient norm {float(step.logs['gradient_norm']):g}; "
+            f"Step {progress.step}: loss {float(step.logs['loss']):g}, "
+            f"gradient norm {float(step.logs['gradient_norm']):g}; "
             f"{progress.skipped} updates were not finite and left out, {settings.nan_budget} are allowed. "
-            f"Streams of the batch: {step.batch_ids[:16].tolist()}. The last checkpoint is kept; lower the learning rate."
+            f"Streams of the batch: {step.batch_ids[:16].tolist()}. "
+            "The last checkpoint is kept; lower the learning rate and start again from it."
         )

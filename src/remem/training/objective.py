@@ -74,7 +74,7 @@ def rehearsal_losses(
 
 
 def slot_spread(memory: Float[Tensor, "b k d"]) -> Float[Tensor, ""]:
-    """How different the slots are: their distance from their mean, relative to their length. Zero when all are equal."""
+    """How different the slots are: distance from their mean, relative to their length; zero when all are equal."""
     memory = memory.detach().float()
     distance = (memory - memory.mean(dim=1, keepdim=True)).norm(dim=-1)
     return (distance / memory.norm(dim=-1).clamp(min=1e-12)).mean()

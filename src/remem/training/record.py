@@ -92,8 +92,8 @@ def code_version() -> dict[str, Any]:
         commit = _git(source, "rev-parse", "HEAD")
         dirty = bool(_git(source, "status", "--porcelain", "--untracked-files=no"))
         return {"version": version, "commit": commit or None, "dirty": dirty}
-    commit = os.environ.get("REMEM_COMMIT") or (f"v{version}" if version != "unknown" else None)
-    return {"version": version, "commit": commit, "dirty": False}
+    released = f"v{version}" if version != "unknown" else None
+    return {"version": version, "commit": os.environ.get("REMEM_COMMIT") or released, "dirty": False}
 
 
 def _is_installed() -> bool:

@@ -66,7 +66,7 @@ class Trainer:
             compile_layers(model)
         objective = MemoryObjective(model, self.run.model.rehearsal, sampler)
         settings = self.run.train
-        with self._log(self.run.method, settings.steps) as log:
+        with self._log(self.run.method, "model", settings.steps) as log:
             progress = fit(
                 model, objective, self.split("train"), self._validator(model, settings.precision), settings,
                 seed=self.run.seed, log=log, checkpoint=self.folder / "checkpoint.safetensors", resume=resume,
@@ -96,10 +96,11 @@ class Trainer:
         torch.manual_seed(self.run.seed)
         sampler = build_sampler(self.run.model, self.task.codec).to(self.device)
         settings = self.run.sampler_train
-        with self._log("history sampler", settings.steps) as log:
+        with self._log("history sampler", "sampler", settings.steps) as log:
             progress = fit(
                 sampler, DirectObjective(sampler), self.split("train"), self._validator(sampler, settings.precision),
-                settings, seed=self.run.seed, log=log, checkpoint=self.folder / "sampler-checkpoint.safetensors", resume=resume,
+                settings, seed=self.run.seed, log=log, checkpoint=self.folder / "sampler-checkpoint.safetensors",
+                resume=resume,
             )  # fmt: skip
         save_sampler(self.folder, sampler, self.run, self.task.codec)
         facts = {"steps": progress.step, "seconds": round(progress.seconds, 1), "history": progress.history}
@@ -113,8 +114,7 @@ class Trainer:
 
         return validate
 
-    def _log(self, title: str, steps: int) -> StageLog:
-        stage = title.replace(" ", "-")
+    def _log(self, title: str, stage: str, steps: int) -> StageLog:
         return StageLog(title, total=steps, folder=self.folder / "tensorboard" / stage, quiet=self.quiet)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +75,7 @@ class GraphedStep:
         self.optimizer.found_inf = self.found_inf  # type: ignore[attr-defined]
         self.count = torch.zeros((), device=self.device)
         self.graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor, Logs]] = {}
-        self.pool: tuple[int, int] | None = None
+        self.pool: Any = None
         self.logs: Logs = {}
         self.batch_ids = torch.empty(0)
         for parameter in self.parameters:
@@ -136,7 +136,7 @@ def backward(
     """Loss, gradients and clipping; and whether all of it is finite."""
     with autocast(batch.ids.device, settings.precision):
         loss, logs = objective(batch)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     norm = nn.utils.clip_grad_norm_(parameters, settings.clip_norm)
     return {**logs, "gradient_norm": norm.detach()}, torch.isfinite(loss.detach()) & torch.isfinite(norm)
 

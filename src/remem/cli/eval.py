@@ -1,0 +1,55 @@
+"""`remem eval MODEL`: test a saved model, on its own test set or on any data of its task."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Test a saved model and print its metrics, by part and overall."""
+
+    model: tyro.conf.Positional[Path]
+    """Folder of a run or of a saved model."""
+    data: Path | None = None
+    """Data of the task's format: bAbI files (some tasks missing is fine), or synthetic JSON lines."""
+    format: Literal["text", "json"] = "text"
+    """How to print them."""
+    batch_size: int = 128
+    """Streams at a time."""
+    device: str = "auto"
+    """cpu, cuda, or auto: a GPU if there is one."""
+
+
+def main(argv: list[str]) -> None:
+    """Load, test, print."""
+    options = tyro.cli(Options, args=argv, prog="remem eval")
+    from remem.model.bundle import load_bundle
+    from remem.tasks.load import load_task
+    from remem.training.evaluate import evaluate
+    from remem.training.run import pick_device
+
+    device = pick_device(options.device)
+    bundle = load_bundle(options.model)
+    task = load_task(bundle.run.task, bundle.codec)
+    split = (task.load("test") if options.data is None else task.read(options.data)).to(device)
+    tally = evaluate(bundle.model.to(device), split, batch_size=options.batch_size)
+    metrics = task.metrics(tally)
+    if options.format == "json":
+        parts = {task.part_names[p]: {"right": r, "total": n} for p, (r, n) in sorted(tally.parts.items())}
+        ages = [[age, right, total] for age, (right, total) in sorted(tally.ages.items())]
+        print(
+            json.dumps(
+                {"task": task.name, "method": bundle.run.method, "metrics": metrics, "parts": parts, "by_age": ages},
+                indent=1,
+            )
+        )
+        return
+    print(f"{task.name}/{bundle.run.method}, {tally.questions} questions on {len(split)} streams")
+    for name, value in metrics.items():
+        print(f"{name:<14} {value:8.2f}")

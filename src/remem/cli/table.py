@@ -1,0 +1,40 @@
+"""`remem table TASK`: one row per method, ours beside the paper's."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from remem.errors import BadInput
+from remem.experiments.paper import PAPER
+from remem.experiments.records import read_records
+from remem.experiments.tables import format_table, make_table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Print a task's table from the records in a folder."""
+
+    task: tyro.conf.Positional[str]
+    """synthetic, babi, narrativeqa, activitynetqa or recommendation."""
+    format: Literal["md", "csv", "json"] = "md"
+    """How to print it."""
+    results: Path = Path("results")
+    """Folder of the records."""
+
+
+def main(argv: list[str]) -> None:
+    """Read the records, print the table."""
+    options = tyro.cli(Options, args=argv, prog="remem table")
+    if options.task not in PAPER:
+        raise BadInput(f"There is no task {options.task!r}. There are: {', '.join(PAPER)}.")
+    if not options.results.is_dir():
+        raise BadInput(
+            f"There is no folder {options.results} with records; train something, or name it with --results."
+        )
+    table = make_table(options.task, read_records(options.results, options.task))
+    print(json.dumps(table, indent=1) if options.format == "json" else format_table(table, options.format))

@@ -1,0 +1,108 @@
+"""StreamMemory: read a stream item by item, ask at any time, keep K slots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from remem.data.codec import Codec
+from remem.errors import BadInput
+from remem.model.assembly import MemoryModel
+from remem.model.bundle import Bundle, fingerprint_of, load_bundle
+from remem.model.interface import State
+from remem.streaming.state import StreamState, load_state, save_state
+
+
+class Answer(NamedTuple):
+    """The likeliest answer with its probability, and the runners-up in order."""
+
+    answer: Any
+    probability: float
+    top: list[tuple[Any, float]]
+    read_weights: list[list[float]]
+    """How much of each slot every hop looked at."""
+
+
+class StreamMemory:
+    """The memory of one stream.
+
+    `write` and `write_many` add items; a segment goes into the slots when it is full, or with its sentence. `query` may
+    come at any time, also mid-segment, and changes nothing: pending items are written to a copy that is thrown away.
+    """
+
+    def __init__(self, model: MemoryModel, codec: Codec, *, fingerprint: str | None = None) -> None:
+        self.model, self.codec = model.eval(), codec
+        fingerprint = fingerprint or fingerprint_of(model)
+        with torch.no_grad():
+            memory = _detached(model.initial_state(1))
+        self.state = StreamState(memory, (), items=0, segments=0, fingerprint=fingerprint)
+
+    @classmethod
+    def open(cls, model: str | Path | Bundle) -> StreamMemory:
+        """A fresh memory for a saved model."""
+        bundle = model if isinstance(model, Bundle) else load_bundle(model)
+        return cls(bundle.model, bundle.codec, fingerprint=bundle.fingerprint)
+
+    def write(self, item: Any) -> None:
+        """Add one item of the stream: a number, or a sentence. An unknown one is refused and changes nothing."""
+        self.write_many([item])
+
+    def write_many(self, items: Iterable[Any]) -> None:
+        """Add several items, all or none of them."""
+        state = self.state
+        encoded = [self.codec.encode_item(item) for item in items]
+        for numbers in encoded:
+            pending = (*state.pending, *numbers)
+            memory, segments = state.memory, state.segments
+            while len(pending) >= self.codec.segment_len or (pending and self.codec.segment_per_write):
+                memory = self._written(memory, pending[: self.codec.segment_len])
+                pending, segments = pending[self.codec.segment_len :], segments + 1
+            state = replace(state, memory=memory, pending=pending, items=state.items + 1, segments=segments)
+        self.state = state
+
+    @torch.no_grad()
+    def query(self, question: Any, *, top: int = 5) -> Answer:
+        """Answer from the memory alone."""
+        tokens = torch.tensor([self.codec.encode_question(question)])
+        answered = self.model.answer(self.slots(), tokens, torch.ones_like(tokens, dtype=torch.bool))
+        best = answered.scores[0].softmax(dim=-1).topk(min(top, self.codec.num_answers))
+        ranked = [
+            (self.codec.decode_answer(i), p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+        return Answer(ranked[0][0], ranked[0][1], ranked, answered.read_weights[0].tolist())
+
+    @torch.no_grad()
+    def slots(self) -> Tensor:
+        """The memory [1, k, d] with the pending items written to a copy of it."""
+        memory = self.state.memory
+        if self.state.pending:
+            memory = self._written(memory, self.state.pending)
+        return self.model.memorizer.memory(memory)  # type: ignore[arg-type]
+
+    def save(self, path: str | Path) -> None:
+        """Write this stream's state to a file."""
+        save_state(Path(path), self.state)
+
+    def load(self, path: str | Path) -> None:
+        """Go on with a state that the same weights wrote."""
+        state = load_state(Path(path), self.state.memory, self.state.fingerprint)
+        if len(state.pending) >= self.codec.segment_len:
+            raise BadInput(f"{path} holds {len(state.pending)} pending items; a segment has {self.codec.segment_len}.")
+        self.state = state
+
+    @torch.no_grad()
+    def _written(self, memory: State, items: tuple[int, ...]) -> State:
+        ids = torch.zeros(1, self.codec.segment_len, dtype=torch.long)
+        ids[0, : len(items)] = torch.tensor(items)
+        mask = torch.arange(self.codec.segment_len)[None] < len(items)
+        return _detached(self.model.write(memory, ids, mask))
+
+
+def _detached(state: State) -> State:
+    """The same state, free of gradients and of the memory it was a view of."""
+    return type(state)(*(value.detach().clone() for value in state))

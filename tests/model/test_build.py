@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from builders import CODEC, PAPER, RM, TEXT_CODEC, make_model, with_encoder
+from torch import nn
+
+from remem.errors import BadInput
+from remem.model.build import build_model, build_sampler
+from remem.model.embed import IdQueryEncoder, SentenceQueryEncoder
+from remem.model.encoder import GRUEncoder, TransformerEncoder
+from remem.settings.model import ModelSettings, without_rehearsal
+
+
+def test_the_papers_settings_build_the_papers_sizes() -> None:
+    model = build_model(ModelSettings(), CODEC)
+    assert model.memorizer.first_slots.shape == (20, 128)
+    assert isinstance(model.memorizer.encoder, TransformerEncoder)
+    assert len(model.memorizer.encoder.layers) == 3
+    assert model.decoder is not None
+    assert len(model.decoder.layers) == 3
+    assert len(model.reasoner.hops) == 2
+
+
+def test_the_papers_settings_build_none_of_our_departures() -> None:
+    model = make_model(PAPER)
+    assert model.memorizer.writer.identity is None
+    assert model.memorizer.writer.aligned_gain == 1.0
+    assert isinstance(model.reasoner.norm, nn.Identity)
+    assert isinstance(model.memorizer.encoder, TransformerEncoder)
+    assert isinstance(model.memorizer.encoder.norm, nn.Identity)
+    assert model.decoder is not None
+    assert isinstance(model.decoder.norm, nn.Identity)
+    assert model.decoder.recall_scale == 1.0
+    assert "memorizer.encoder.position.table" not in dict(model.named_parameters())
+
+
+def test_the_improved_settings_build_all_of_them() -> None:
+    model = make_model(RM)
+    assert model.memorizer.writer.identity is not None
+    assert model.memorizer.writer.aligned_gain == 5.0
+    assert isinstance(model.reasoner.norm, nn.LayerNorm)
+    assert isinstance(model.memorizer.encoder, TransformerEncoder)
+    assert isinstance(model.memorizer.encoder.norm, nn.LayerNorm)
+    assert model.decoder is not None
+    assert isinstance(model.decoder.norm, nn.LayerNorm)
+    assert model.decoder.recall_scale < 1.0
+    assert "memorizer.encoder.position.table" in dict(model.named_parameters())
+
+
+@pytest.mark.parametrize("part", ["write", "read"])
+def test_a_score_gain_multiplies_the_first_weights_of_its_attention(part: str) -> None:
+    weights = []
+    for gain in (1.0, 4.0):
+        torch.manual_seed(2)
+        model = make_model(
+            replace(PAPER, machine=replace(PAPER.machine, write_score_gain=gain))
+            if part == "write"
+            else replace(PAPER, reasoner=replace(PAPER.reasoner, read_score_gain=gain))
+        )
+        attention = model.memorizer.writer.attention if part == "write" else model.reasoner.hops[0]
+        weights.append(attention.score.weight)  # type: ignore[union-attr]
+    assert torch.equal(weights[1], 4.0 * weights[0])
+
+
+def test_the_encoder_is_the_one_asked_for() -> None:
+    assert isinstance(make_model(with_encoder(RM, "gru")).memorizer.encoder, GRUEncoder)
+    assert isinstance(make_model(RM).memorizer.encoder, TransformerEncoder)
+
+
+def test_without_rehearsal_there_is_no_decoder() -> None:
+    assert make_model(without_rehearsal(RM)).decoder is None
+
+
+def test_the_decoder_has_a_position_for_cls_and_every_item() -> None:
+    decoder = make_model(RM).decoder
+    assert decoder is not None
+    assert len(decoder.position.table) == 1 + CODEC.segment_len
+
+
+def test_queries_are_ids_or_sentences_as_the_codec_says() -> None:
+    assert isinstance(make_model(RM, CODEC).query_encoder, IdQueryEncoder)
+    assert isinstance(make_model(RM, TEXT_CODEC).query_encoder, SentenceQueryEncoder)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_questions_share_the_items_words_only_where_asked(tied: bool) -> None:
+    model = make_model(replace(RM, reasoner=replace(RM.reasoner, tie_query_words=tied)), TEXT_CODEC)
+    assert isinstance(model.query_encoder, SentenceQueryEncoder)
+    assert (model.query_encoder.words is model.embed.table) == tied
+
+
+def test_the_sampler_shares_nothing_with_the_model() -> None:
+    model, sampler = make_model(RM, TEXT_CODEC), build_sampler(RM, TEXT_CODEC)
+    assert not {id(p) for p in model.parameters()} & {id(p) for p in sampler.parameters()}
+
+
+def test_a_width_that_heads_cannot_share_is_refused_with_a_sentence() -> None:
+    with pytest.raises(BadInput, match="choose a divisor"):
+        make_model(replace(PAPER, item_dim=9))

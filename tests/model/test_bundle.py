@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from builders import CODEC, RM, TEXT_CODEC, make_model, questions_at, random_stream
+
+from remem.errors import BadInput
+from remem.model.build import build_sampler
+from remem.model.bundle import (
+    MODEL_FILE,
+    fingerprint_of,
+    load_bundle,
+    load_sampler,
+    load_tensors,
+    load_weights,
+    save_bundle,
+    save_sampler,
+    save_tensors,
+    weights_of,
+)
+from remem.settings.run import Run
+
+RUN = Run(model=RM)
+TIED = replace(RM, reasoner=replace(RM.reasoner, tie_query_words=True))
+
+
+def test_a_saved_model_gives_equal_answers_once_loaded(tmp_path: Path) -> None:
+    model, stream, query = make_model(RM), random_stream(3, 4), questions_at([[4], [1], [0]])
+    fingerprint = save_bundle(tmp_path / "new", model, RUN, CODEC)
+    bundle = load_bundle(tmp_path / "new")
+    assert torch.equal(bundle.model(stream, query), model(stream, query))
+    assert (bundle.run, bundle.codec, bundle.fingerprint) == (RUN, CODEC, fingerprint)
+    assert not bundle.model.training
+
+
+def test_words_that_are_shared_are_saved_once_and_shared_again(tmp_path: Path) -> None:
+    model = make_model(TIED, TEXT_CODEC)
+    save_bundle(tmp_path, model, replace(RUN, model=TIED), TEXT_CODEC)
+    tensors, _ = load_tensors(tmp_path / MODEL_FILE)
+    loaded = load_bundle(tmp_path).model
+    assert not any("words" in name for name in tensors)
+    assert loaded.query_encoder.words is loaded.embed.table  # type: ignore[union-attr]
+    assert torch.equal(loaded.embed.table.weight, model.embed.table.weight)
+
+
+def test_a_bundle_may_be_named_by_its_file(tmp_path: Path) -> None:
+    fingerprint = save_bundle(tmp_path, make_model(RM), RUN, CODEC)
+    assert load_bundle(str(tmp_path / MODEL_FILE)).fingerprint == fingerprint
+
+
+def test_saving_again_replaces_the_file_and_leaves_no_other(tmp_path: Path) -> None:
+    save_bundle(tmp_path, make_model(RM), RUN, CODEC)
+    fingerprint = save_bundle(tmp_path, make_model(RM), RUN, CODEC)
+    assert load_bundle(tmp_path).fingerprint == fingerprint
+    assert [path.name for path in tmp_path.iterdir()] == [MODEL_FILE]
+
+
+def test_a_fingerprint_changes_with_any_weight_and_with_nothing_else() -> None:
+    model = make_model(RM)
+    before = fingerprint_of(model)
+    model(random_stream(2, 3), questions_at([[3], [1]]))
+    assert fingerprint_of(model) == before
+    with torch.no_grad():
+        model.head.classify.bias[0] += 1e-3
+    assert fingerprint_of(model) != before
+
+
+def test_a_missing_file_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="does not exist"):
+        load_bundle(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["cut short", "other bytes", "no header"])
+def test_a_damaged_file_is_refused_with_a_sentence(tmp_path: Path, damage: str) -> None:
+    save_bundle(tmp_path, make_model(RM), RUN, CODEC)
+    path = tmp_path / MODEL_FILE
+    if damage == "cut short":
+        path.write_bytes(path.read_bytes()[:-100])
+    elif damage == "other bytes":
+        path.write_bytes(b"not a model at all")
+    else:
+        from safetensors.torch import save_file
+
+        save_file({"weight": torch.zeros(2)}, path)
+    with pytest.raises(BadInput, match="is not a file that remem saved, or it is damaged"):
+        load_bundle(tmp_path)
+
+
+def test_a_weight_altered_on_disk_is_noticed(tmp_path: Path) -> None:
+    save_bundle(tmp_path, make_model(RM), RUN, CODEC)
+    data = bytearray((tmp_path / MODEL_FILE).read_bytes())
+    data[-1] ^= 1
+    (tmp_path / MODEL_FILE).write_bytes(bytes(data))
+    with pytest.raises(BadInput, match="fingerprint"):
+        load_bundle(tmp_path)
+
+
+def test_weights_of_another_model_are_refused_with_a_sentence() -> None:
+    weights = weights_of(make_model(RM))
+    with pytest.raises(BadInput, match="is on one side only"):
+        load_weights(make_model(replace(RM, machine=replace(RM.machine, slot_identity=False))), weights)
+    with pytest.raises(BadInput, match="has shape"):
+        load_weights(make_model(replace(RM, machine=replace(RM.machine, num_slots=5))), weights)
+
+
+def test_tensors_and_their_header_come_back_as_they_were(tmp_path: Path) -> None:
+    tensors = {"a": torch.randn(2, 3).t(), "b": torch.arange(4)}
+    save_tensors(tmp_path / "x.safetensors", tensors, {"seed": 3, "names": ["é"]})
+    loaded, info = load_tensors(tmp_path / "x.safetensors")
+    assert info == {"seed": 3, "names": ["é"]}
+    assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
+
+
+def test_a_saved_sampler_comes_back_frozen_and_chooses_the_same(tmp_path: Path) -> None:
+    sampler, stream, query = build_sampler(RM, CODEC), random_stream(3, 6), questions_at([[6], [1], [1]])
+    save_sampler(tmp_path / "sampler", sampler, RUN, CODEC)
+    loaded = load_sampler(tmp_path / "sampler", CODEC)
+    assert torch.equal(loaded(stream, query), sampler(stream, query))
+    assert torch.equal(loaded.choose(stream, query, 4)[0], sampler.choose(stream, query, 4)[0])
+    assert not any(p.requires_grad for p in loaded.parameters())
+
+
+def test_a_sampler_of_another_task_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    save_sampler(tmp_path, build_sampler(RM, CODEC), RUN, CODEC)
+    with pytest.raises(BadInput, match="other items or answers"):
+        load_sampler(tmp_path, replace(CODEC, num_answers=4))
