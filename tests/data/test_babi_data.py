@@ -13,7 +13,7 @@ from remem.data.babi_format import UNKNOWN_EVIDENCE, Story, parse_stories
 from remem.data.babi_store import import_babi
 from remem.data.babi_twin import write_twin
 from remem.data.codec import TextCodec, UnknownItem
-from remem.data.dataset import Bucket, Split
+from remem.data.dataset import Bucket, Split, epoch_batches
 from remem.errors import BadInput
 
 
@@ -107,7 +107,10 @@ def test_a_folder_without_prepared_data_is_refused_with_the_command_to_run(tmp_p
 
 
 def test_the_codec_holds_words_and_answers_of_all_training_stories() -> None:
-    parts = [TaskStories(1, stories("1 Mary went.\n2 Where is she?\tgarden\t1\n")), TaskStories(2, stories(numbered([3])))]
+    parts = [
+        TaskStories(1, stories("1 Mary went.\n2 Where is she?\tgarden\t1\n")),
+        TaskStories(2, stories(numbered([3]))),
+    ]
     codec = build_codec(parts, 15)
     assert codec.words == ["3", "is", "mary", "room", "she", "to", "went", "where"]
     assert codec.answers == ["garden", "room3"]
@@ -153,7 +156,9 @@ def test_equal_sentences_share_a_segment() -> None:
 
 
 def test_one_pass_holds_all_questions_of_a_story() -> None:
-    split = split_of(long_story(3) + "1 a b.\n2 where a?\tx\t1\n3 where b?\ty\t1\n4 c.\n5 where c?\tz\t4\n")
+    split = split_of(
+        long_story(3) + "1 a b.\n2 where a?\tx\t1\n3 where b?\ty\t1\n4 c.\n5 where c?\tz\t4\n", segment_len=5
+    )
     assert len(split) == 2
     assert split.num_questions == 4
     assert split.buckets[0].query.mask.tolist() == [[True, False, False], [True, True, True]]
@@ -161,19 +166,29 @@ def test_one_pass_holds_all_questions_of_a_story() -> None:
 
 
 def test_stories_of_similar_length_share_a_bucket() -> None:
-    lengths = [16, 1, 8, 9, 300, 17, 32, 33, 257, 64, 256]
+    lengths = [16, 1, 8, 9, 300, 17, 32, 33, 257, 64, 129, 256]
     split = split_of("".join(map(long_story, lengths)), segment_len=5)
     found = [[lengths[i] for i in bucket.ids.tolist()] for bucket in split.buckets]
-    assert found == [[1, 8], [16, 9], [17, 32], [33, 64], [256], [300, 257]]
+    assert found == [[1, 8], [16, 9], [17, 32], [33, 64], [129, 256], [300, 257]]
     assert [bucket.order.shape[1] for bucket in split.buckets] == [8, 16, 32, 64, 256, 300]
     for bucket in split.buckets:
         assert bucket.segment_mask.sum(dim=1).tolist() == [lengths[i] for i in bucket.ids.tolist()]
 
 
 def test_length_counts_segments_and_not_sentences() -> None:
-    split = split_of(long_story(8) + long_story(1), segment_len=3)
+    split = split_of(2 * (long_story(8) + long_story(1)), segment_len=3)
     # eight sentences of five words, two segments each
-    assert [bucket.order.shape for bucket in split.buckets] == [(1, 2), (1, 16)]
+    assert [bucket.order.shape for bucket in split.buckets] == [(2, 2), (2, 16)]
+
+
+@pytest.mark.xfail(strict=True, reason="a bucket of one story makes no batch in any epoch, so the story never trains")
+def test_a_story_longer_than_all_others_is_trained_on_in_some_epoch() -> None:
+    split = split_of("".join(map(long_story, [3, 4, 5, 300])), segment_len=5)
+    seen = set()
+    for epoch in range(20):
+        for bucket, rows in epoch_batches(split, 4, 0, epoch):
+            seen |= set(split.buckets[bucket].ids[rows].tolist())
+    assert seen == {0, 1, 2, 3}
 
 
 def test_an_unseen_answer_is_a_class_of_its_own_that_no_model_gives() -> None:
@@ -199,9 +214,11 @@ def test_padding_is_consistent(tmp_path: Path) -> None:
     import_babi(write_twin(tmp_path / "twin", stories=12), tmp_path / "babi")
     parts = load_stories(tmp_path / "babi", (1, 6), "train")
     # stories of different length and number of questions
-    parts.append(TaskStories(9, stories("1 Mary went.\n2 Where is Mary?\tgarden\n" + long_story(20))))
+    parts.append(
+        TaskStories(9, stories(2 * ("1 Mary went.\n2 Where is Mary?\tgarden\n" + long_story(5) + long_story(20))))
+    )
     split = as_split(parts, build_codec(parts, 4))
-    assert len(split.buckets) == 2
+    assert [len(bucket) for bucket in split.buckets] == [2, 26, 2]
     assert (split.items[~split.item_mask] == 0).all()
     assert split.item_mask.any(dim=1).all()
     for bucket in split.buckets:
@@ -229,9 +246,12 @@ def test_padding_is_consistent(tmp_path: Path) -> None:
 
 
 def test_ids_number_the_stories_in_order_over_all_tasks() -> None:
-    parts = [TaskStories(1, stories(long_story(9) + long_story(2))), TaskStories(2, stories(long_story(3)))]
+    parts = [
+        TaskStories(1, stories(long_story(9) + long_story(2))),
+        TaskStories(2, stories(long_story(3) + long_story(9))),
+    ]
     split = as_split(parts, build_codec(parts, 5))
-    assert [bucket.ids.tolist() for bucket in split.buckets] == [[1, 2], [0]]
+    assert [bucket.ids.tolist() for bucket in split.buckets] == [[1, 2], [0, 3]]
     assert split.buckets[0].query.part.tolist() == [[0], [1]]
 
 

@@ -18,10 +18,11 @@ from remem.data.babi_store import decode_lines, import_babi
 ARCHIVE = os.environ.get("REMEM_BABI")
 TASKS = tuple(range(1, 21))
 # stories are moved whole, so that two tasks miss the round number
-VALID = {task: 1000 for task in TASKS} | {18: 1004, 20: 998}
+VALID = dict.fromkeys(TASKS, 1000) | {18: 1004, 20: 998}
 
 pytestmark = [
     pytest.mark.data,
+    pytest.mark.slow,
     pytest.mark.skipif(not ARCHIVE, reason="set REMEM_BABI to the path of tasks_1-20_v1-2.tar.gz to run this"),
 ]
 
@@ -53,17 +54,15 @@ def test_the_original_files_hold_the_published_numbers_of_questions(prepared: tu
 
 
 def test_training_stories_are_exactly_those_of_the_authors_own_division(prepared: tuple[Path, dict[str, Any]]) -> None:
-    folder, manifest = prepared
-    ours = {part.task: part.stories for part in load_stories(folder, TASKS, "train")}
-    for task, stories in ours.items():
-        assert questions_of(stories) == train_questions(manifest, task) - VALID[task]
-    compared = 0
+    folder, _ = prepared
+    # tasks of short stories, with many copies, and those of uneven counts; all twenty would take minutes
+    ours = {part.task: part.stories for part in load_stories(folder, (4, 15, 18, 20), "train")}
+    assert {task: questions_of(stories) for task, stories in ours.items()} == {4: 9000, 15: 9000, 18: 8996, 20: 9002}
+    theirs: dict[int, list[Story]] = {}
     with tarfile.open(str(ARCHIVE)) as archive:
         for member in archive.getmembers():
             found = re.search(r"en-valid-10k/qa(\d+)_train\.txt$", member.name)
-            data = archive.extractfile(member) if found else None
+            data = archive.extractfile(member) if found and int(found[1]) in ours else None
             if found and data:
-                theirs = parse_stories(decode_lines(data.read(), member.name), member.name)
-                assert Counter(ours[int(found[1])]) == Counter(theirs)
-                compared += 1
-    assert compared >= 19
+                theirs[int(found[1])] = parse_stories(decode_lines(data.read(), member.name), member.name)
+    assert {task: Counter(stories) for task, stories in theirs.items()} == {t: Counter(s) for t, s in ours.items()}

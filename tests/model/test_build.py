@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from builders import CODEC, PAPER, RM, TEXT_CODEC, make_model, with_encoder
+from builders import CODEC, PAPER, RM, TEXT_CODEC, assert_close, make_model, with_encoder
 from torch import nn
 
 from remem.errors import BadInput
+from remem.model.attention import AdditiveScore
 from remem.model.build import build_model, build_sampler
 from remem.model.embed import IdQueryEncoder, SentenceQueryEncoder
 from remem.model.encoder import GRUEncoder, TransformerEncoder
@@ -61,8 +62,19 @@ def test_a_score_gain_multiplies_the_first_weights_of_its_attention(part: str) -
             else replace(PAPER, reasoner=replace(PAPER.reasoner, read_score_gain=gain))
         )
         attention = model.memorizer.writer.attention if part == "write" else model.reasoner.hops[0]
-        weights.append(attention.score.weight)  # type: ignore[union-attr]
+        assert isinstance(attention, AdditiveScore)
+        weights.append(attention.score.weight)
     assert torch.equal(weights[1], 4.0 * weights[0])
+
+
+def test_a_keep_bias_reaches_the_writers_cell() -> None:
+    biases = []
+    for keep_bias in (0.0, 2.0):
+        torch.manual_seed(2)
+        machine = replace(PAPER.machine, keep_bias=keep_bias)
+        biases.append(make_model(replace(PAPER, machine=machine)).memorizer.writer.cell.bias_hh.detach())
+    d = PAPER.item_dim
+    assert_close(biases[1] - biases[0], [0.0] * d + [2.0] * d + [0.0] * d)
 
 
 def test_the_encoder_is_the_one_asked_for() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from builders import CODEC, RM, TEXT_CODEC, make_model, questions_at, random_stream
+from safetensors.torch import save_file
 
 from remem.errors import BadInput
 from remem.model.build import build_sampler
@@ -21,6 +22,7 @@ from remem.model.bundle import (
     save_tensors,
     weights_of,
 )
+from remem.model.embed import SentenceQueryEncoder
 from remem.settings.run import Run
 
 RUN = Run(model=RM)
@@ -42,7 +44,8 @@ def test_words_that_are_shared_are_saved_once_and_shared_again(tmp_path: Path) -
     tensors, _ = load_tensors(tmp_path / MODEL_FILE)
     loaded = load_bundle(tmp_path).model
     assert not any("words" in name for name in tensors)
-    assert loaded.query_encoder.words is loaded.embed.table  # type: ignore[union-attr]
+    assert isinstance(loaded.query_encoder, SentenceQueryEncoder)
+    assert loaded.query_encoder.words is loaded.embed.table
     assert torch.equal(loaded.embed.table.weight, model.embed.table.weight)
 
 
@@ -82,8 +85,6 @@ def test_a_damaged_file_is_refused_with_a_sentence(tmp_path: Path, damage: str) 
     elif damage == "other bytes":
         path.write_bytes(b"not a model at all")
     else:
-        from safetensors.torch import save_file
-
         save_file({"weight": torch.zeros(2)}, path)
     with pytest.raises(BadInput, match="is not a file that remem saved, or it is damaged"):
         load_bundle(tmp_path)

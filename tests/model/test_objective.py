@@ -99,6 +99,15 @@ def test_a_stream_without_questions_rehearses_nothing() -> None:
     assert [loss.item() for loss in rehearsal_losses(model, trace, batch, RandomSampler(), settings)] == [0.0, 0.0]
 
 
+def test_recollection_is_scaled_as_the_decoder_says() -> None:
+    model, batch = make_model(RM), some_batch()
+    assert model.decoder is not None
+    # with all inner products scaled to nothing, every item is as likely as any other
+    model.decoder.recall_scale = 0.0
+    recollection, _ = rehearsal_losses(model, model.memorize(batch.stream), batch, RandomSampler(), RM.rehearsal)
+    assert_close(recollection, math.log(CODEC.num_items))
+
+
 @pytest.mark.parametrize("num_distractors", [None, 4])
 def test_what_comes_after_the_question_is_not_rehearsed(num_distractors: int | None) -> None:
     model, settings = make_model(RM), replace(RM.rehearsal, num_distractors=num_distractors)

@@ -22,7 +22,9 @@ def normed(vector: list[float]) -> list[float]:
     return [(x - mean) / math.sqrt(variance + 1e-5) for x in vector]
 
 
-def hops_by_hand(reasoner: MultiHopReasoner, memory: list[list[float]], query: list[float]) -> tuple[list[float], list]:
+def hops_by_hand(
+    reasoner: MultiHopReasoner, memory: list[list[float]], query: list[float]
+) -> tuple[list[float], list[list[float]]]:
     """Every hop of Appendix A in turn, with one W^q for all."""
     weights = []
     for hop in reasoner.hops:

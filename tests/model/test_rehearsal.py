@@ -200,7 +200,7 @@ def test_the_decoder_is_cls_and_items_through_every_layer(decoder: RehearsalDeco
     for sign, items in enumerate([fragments.items, fragments.negative_items]):
         for b in range(B):
             for f in range(F):
-                words = [decoder.cls]
+                words: list[Tensor] = [decoder.cls]
                 for n in range(N):
                     hidden = fragments.masked[b, f, n]
                     words.append(decoder.mask_item if hidden else embed.table.weight[items[b, f, n]])

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from remem.data.batch import QueryBatch, StreamBatch
 from remem.model.build import build_sampler
+from remem.model.embed import SentenceQueryEncoder
 from remem.model.sampler import HistorySampler, RandomSampler, Sampler, available_segments, top_of_each_half
 
 INF = float("inf")
@@ -109,7 +110,8 @@ def test_a_sampler_of_sentences_reads_questions_with_words_of_its_own() -> None:
     tokens = torch.randint(12, (2, 2, 5))
     query = query._replace(tokens=tokens, token_mask=torch.arange(5).expand(2, 2, 5) < 3)
     assert sampler(stream, query).shape == (2, 2, 2)
-    assert sampler.query_encoder.words is not sampler.embed.table  # type: ignore[union-attr]
+    assert isinstance(sampler.query_encoder, SentenceQueryEncoder)
+    assert sampler.query_encoder.words is not sampler.embed.table
 
 
 def halves(chosen: tuple[Tensor, Tensor], row: int, num_fragments: int) -> list[list[int]]:
@@ -117,6 +119,16 @@ def halves(chosen: tuple[Tensor, Tensor], row: int, num_fragments: int) -> list[
     index, mask = chosen[0][row], chosen[1][row]
     cut = num_fragments // 2
     return [sorted(index[part][mask[part]].tolist()) for part in (slice(0, cut), slice(cut, None))]
+
+
+def halves_by_sorting(scores: list[float], count: int, num_fragments: int) -> list[list[int]]:
+    """The best of [0, count // 2) and of [count // 2, count)."""
+    wanted = (num_fragments // 2, num_fragments - num_fragments // 2)
+    sides = (range(count // 2), range(count // 2, count))
+    return [
+        sorted(sorted(side, key=scores.__getitem__, reverse=True)[:many])
+        for side, many in zip(sides, wanted, strict=True)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -159,9 +171,7 @@ def test_the_choice_is_that_of_sorting_each_half(t: int, counts: list[int], f: i
     chosen = top_of_each_half(scores, torch.tensor(counts), f)
     assert ((chosen[0] >= 0) & (chosen[0] < t)).all()
     for row, count in enumerate(counts):
-        best = sorted(range(count), key=lambda c, row=row: -scores[row, c].item())
-        first, second = ([c for c in best if (c < count // 2) == side] for side in (True, False))
-        assert halves(chosen, row, f) == [sorted(first[: f // 2]), sorted(second[: f - f // 2])]
+        assert halves(chosen, row, f) == halves_by_sorting(scores[row].tolist(), count, f)
 
 
 def test_the_history_sampler_chooses_by_its_own_scores_for_the_question(sampler: HistorySampler) -> None:
@@ -169,9 +179,7 @@ def test_the_history_sampler_chooses_by_its_own_scores_for_the_question(sampler:
     scores, _, _ = sampler.attend(stream, query)
     chosen = sampler.choose(stream, query, 4)
     for row, count in enumerate([8, 7, 3]):
-        best = sorted(range(count), key=lambda c, row=row: -scores[row, 0, c].item())
-        first, second = ([c for c in best if (c < count // 2) == side] for side in (True, False))
-        assert halves(chosen, row, 4) == [sorted(first[:2]), sorted(second[:2])]
+        assert halves(chosen, row, 4) == halves_by_sorting(scores[row, 0].tolist(), count, 4)
 
 
 def test_choosing_leaves_no_gradient_behind(sampler: HistorySampler) -> None:

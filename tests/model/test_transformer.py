@@ -111,9 +111,10 @@ def copy_attention(ours: MultiHeadAttention, twin: nn.MultiheadAttention) -> Non
 def copy_rest(ours: EncoderLayer | DecoderLayer, twin: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> None:
     twin.linear1.load_state_dict(ours.feed_forward[0].state_dict())
     twin.linear2.load_state_dict(ours.feed_forward[3].state_dict())
-    for number, residual in enumerate(ours.residuals, start=1):
-        nn.init.normal_(residual.norm.weight)  # type: ignore[arg-type]
-        getattr(twin, f"norm{number}").load_state_dict(residual.norm.state_dict())
+    norms = [module for module in ours.modules() if isinstance(module, nn.LayerNorm)]
+    for number, norm in enumerate(norms, start=1):
+        nn.init.normal_(norm.weight)
+        getattr(twin, f"norm{number}").load_state_dict(norm.state_dict())
 
 
 @pytest.mark.parametrize("pre_norm", [False, True])

@@ -140,7 +140,11 @@ def test_aligned_features_leave_out_padded_items_whatever_they_hold(garbage: flo
     assert_close(writer.align(assignment, spoilt, mask), writer.align(assignment, features, mask))
 
 
-@pytest.mark.parametrize("garbage", [1e4, -1e4, math.inf, math.nan])
+
+
+@pytest.mark.parametrize(
+    "garbage", [1e4, -1e4, math.inf, math.nan]
+)
 def test_padded_items_change_nothing_whatever_they_hold(garbage: float) -> None:
     writer = make_writer(slot_identity=True, aligned_gain=5.0)
     slots, (features, mask) = torch.randn(2, 3, 4), segment()
@@ -175,6 +179,18 @@ def test_equal_slots_stay_equal_without_an_identity_and_part_with_one() -> None:
     parted = written(make_writer(slot_identity=True), slots, features, mask)
     assert_close(alike, alike[:, :1].expand_as(alike))
     assert (parted - parted[:, :1]).abs().max() > 1e-3
+
+
+def test_a_keep_bias_opens_the_gate_that_keeps_and_changes_no_other_weight() -> None:
+    torch.manual_seed(3)
+    plain = make_writer()
+    torch.manual_seed(3)
+    keeping = make_writer(keep_bias=100.0)
+    slots, (features, mask) = torch.randn(2, 3, 4), segment()
+    assert_close(written(keeping, slots, features, mask), slots)
+    with torch.no_grad():
+        keeping.cell.bias_hh[4:8] -= 100.0
+    assert_close(written(keeping, slots, features, mask), written(plain, slots, features, mask))
 
 
 def test_slots_stay_in_32_bits_where_products_are_16() -> None:

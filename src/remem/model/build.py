@@ -56,6 +56,7 @@ def build_machine(settings: ModelSettings, segment_len: int) -> MemoryMachine:
         num_slots=machine.num_slots,
         aligned_gain=machine.aligned_gain,
         score_gain=machine.write_score_gain,
+        keep_bias=machine.keep_bias,
         slot_identity=machine.slot_identity,
     )
     return MemoryMachine(encoder=encoder, writer=writer, num_slots=machine.num_slots, item_dim=settings.item_dim)

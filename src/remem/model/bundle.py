@@ -58,17 +58,20 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], info: dict[str, Any]) -
     write_file(path, save(plain, metadata={"remem": json.dumps(info)}))
 
 
-def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `save_tensors` wrote; anything else is refused with a sentence."""
+def load_tensors(path: Path, *required: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `save_tensors` wrote, with the `required` names in its header; anything else is refused with a sentence."""
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        return tensors, json.loads(header["remem"])
+        info = json.loads(header["remem"])
     except FileNotFoundError:
         raise BadInput(f"{path} does not exist; give the folder of a run or of a saved model.") from None
     except (SafetensorError, KeyError, json.JSONDecodeError) as error:
         raise BadInput(f"{path} is not a file that remem saved, or it is damaged ({error}).") from None
+    if missing := [name for name in required if name not in info]:
+        raise BadInput(f"{path} is a file of another kind: its header has no {missing[0]!r}.")
+    return tensors, info
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:
@@ -110,7 +113,9 @@ def save_bundle(folder: Path, model: MemoryModel, run: Run, codec: Codec) -> str
 def load_bundle(folder: Path | str) -> Bundle:
     """The model saved in a folder, ready to answer."""
     path = Path(folder)
-    tensors, info = load_tensors(path / MODEL_FILE if path.suffix != ".safetensors" else path)
+    tensors, info = load_tensors(
+        path / MODEL_FILE if path.suffix != ".safetensors" else path, "run", "codec", "fingerprint"
+    )
     run, codec = from_json(Run, info["run"]), codec_from_json(info["codec"])
     model = build_model(run.model, codec)
     load_weights(model, tensors)
@@ -128,7 +133,7 @@ def save_sampler(folder: Path, sampler: HistorySampler, run: Run, codec: Codec) 
 
 def load_sampler(folder: Path, codec: Codec) -> HistorySampler:
     """A frozen history sampler; one trained on other items would choose at random, so its codec must be the same."""
-    tensors, info = load_tensors(folder / "sampler.safetensors")
+    tensors, info = load_tensors(folder / "sampler.safetensors", "run", "codec")
     if codec_from_json(info["codec"]) != codec:
         raise BadInput(f"The history sampler in {folder} was trained on other items or answers than this task has.")
     sampler = build_sampler(from_json(Run, info["run"]).model, codec)

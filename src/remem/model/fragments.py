@@ -55,10 +55,10 @@ def items_of_others(stream: StreamBatch, shape: torch.Size) -> Int[Tensor, "b f 
         raise BadInput("A negative fragment takes items from other streams; a batch of one stream has none.")
     device = stream.order.device
     other = (torch.arange(b, device=device)[:, None] + torch.randint(1, b, (b, wanted), device=device)) % b
-    segment = stream.order[other, _random_below(stream.segment_mask.sum(dim=1)[other])]
-    return stream.items[segment, _random_below(stream.item_mask.sum(dim=1)[segment])].view(shape)
+    segment = stream.order[other, random_below(stream.segment_mask.sum(dim=1)[other])]
+    return stream.items[segment, random_below(stream.item_mask.sum(dim=1)[segment])].view(shape)
 
 
-def _random_below(limit: Int[Tensor, "*b"]) -> Int[Tensor, "*b"]:
+def random_below(limit: Int[Tensor, "*b"]) -> Int[Tensor, "*b"]:
     """A random index of each real prefix: padding always comes last."""
     return (torch.rand(limit.shape, device=limit.device) * limit).long()

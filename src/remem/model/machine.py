@@ -52,11 +52,10 @@ class MemoryMachine(nn.Module):
         features = self.encoder(stream.items, stream.item_mask)
         item_side = self.writer.project(features)
         item_mask = stream.item_mask[stream.order] & stream.segment_mask[..., None]  # [b, t, n]
-        slots, entropies = [state.slots], []
+        slots, entropy = [state.slots], state.slots.new_zeros(())
         for t in range(stream.order.shape[1]):
             index = stream.order[:, t]
             written, assignment = self.writer(slots[-1], features[index], item_side[index], item_mask[:, t])
             slots.append(written)
-            entropies.append(torch.special.entr(assignment.detach()).sum())
-        entropy = torch.stack(entropies).sum() / item_mask.sum().clamp(min=1)
-        return Trace(SlotState(slots[-1]), torch.stack(slots, dim=1), entropy)
+            entropy = entropy + torch.special.entr(assignment.detach()).sum()
+        return Trace(SlotState(slots[-1]), torch.stack(slots, dim=1), entropy / item_mask.sum().clamp(min=1))

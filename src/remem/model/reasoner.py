@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from remem.model.attention import AdditiveScore
+from remem.model.attention import AdditiveScore, at_least_float32
 
 
 class MultiHopReasoner(nn.Module):
@@ -33,7 +33,7 @@ class MultiHopReasoner(nn.Module):
         memory = self.norm(memory)
         weights = []
         for hop in self.hops:
-            weights.append(hop(query, memory).float().softmax(dim=-1))
+            weights.append(at_least_float32(hop(query, memory)).softmax(dim=-1))
             evidence = (weights[-1].to(memory.dtype)[..., None, :] @ memory).squeeze(-2)  # [*b, d]
             query = self.next_query(torch.cat([evidence, query], dim=-1))
         return query, torch.stack(weights, dim=-2)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remem.model.embed import ItemEmbedding
-from remem.model.fragments import Fragments
+from remem.model.fragments import Fragments, random_below
 from remem.model.transformer import DecoderLayer, PositionCode, final_norm, scale_of
 
 
@@ -91,9 +91,13 @@ def recollection_loss(
 
 
 def familiarity_loss(rehearsed: Rehearsed, fragments: Fragments) -> Float[Tensor, ""]:
-    """-log s+ - log(1 - s-) (Eq. 4, with the sign that is bounded below), from logits; mean over fragments."""
+    """-log s+ - log(1 - s-) (Eq. 4, with the sign that is bounded below), from logits; mean over fragments.
+
+    A fragment of one item has it masked and nothing left to replace: its negative equals it, so it is left out.
+    """
     positive, negative = rehearsed.familiarity_logit.float()
-    return _mean_over(F.softplus(-positive) + F.softplus(negative), fragments.mask)
+    distinguishable = fragments.mask & (fragments.item_mask & ~fragments.masked).any(dim=-1)
+    return _mean_over(F.softplus(-positive) + F.softplus(negative), distinguishable)
 
 
 def item_set_distractors(fragments: Fragments, num_items: int, count: int) -> Int[Tensor, "b f j"]:
@@ -104,9 +108,8 @@ def item_set_distractors(fragments: Fragments, num_items: int, count: int) -> In
 def stream_distractors(
     items: Int[Tensor, "b l"], mask: Bool[Tensor, "b l"], fragments: Fragments, count: int
 ) -> Int[Tensor, "b f j"]:
-    """J random items of the same stream (30 frames of the same video)."""
-    noise = torch.rand(*fragments.items.shape[:2], *mask.shape[1:], device=mask.device)
-    picked = noise.masked_fill(~mask[:, None], -1.0).topk(min(count, mask.shape[1]), dim=-1).indices
+    """J random items of the same stream (30 frames of the same video), drawn with replacement; padding comes last."""
+    picked = random_below(mask.sum(dim=1)[:, None, None].expand(-1, fragments.items.shape[1], count))
     return items[:, None].expand(-1, picked.shape[1], -1).gather(2, picked)
 
 

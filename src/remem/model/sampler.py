@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from remem.data.batch import QueryBatch, StreamBatch
-from remem.model.attention import AdditiveScore
+from remem.model.attention import AdditiveScore, at_least_float32
 from remem.model.embed import IdQueryEncoder, ItemEmbedding, SentenceQueryEncoder
-
-
-class Importance(NamedTuple):
-    """Scores of each stream's segments for one question, and which segments there are before it."""
-
-    scores: Float[Tensor, "b t"]
-    available: Bool[Tensor, "b t"]
 
 
 class Sampler(Protocol):
@@ -62,7 +55,7 @@ class HistorySampler(nn.Module):
         features = self.query_encoder(query.tokens.flatten(0, 1), query.token_mask.flatten(0, 1))
         features = features.unflatten(0, query.answer.shape)
         scores = self.attention.pairs(self.attention.left(features)[:, :, None], self.attention.right(means)[:, None])
-        return scores.float().masked_fill(~available_segments(stream, query), -torch.inf), features, means
+        return at_least_float32(scores).masked_fill(~available_segments(stream, query), -torch.inf), features, means
 
     def forward(self, stream: StreamBatch, query: QueryBatch) -> Float[Tensor, "b q c"]:
         """The teacher's own answers, from what it attends to."""

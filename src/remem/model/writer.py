@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from remem.model.attention import AdditiveScore
+from remem.model.attention import AdditiveScore, at_least_float32
 
 
 class SlotWriter(nn.Module):
@@ -26,11 +26,14 @@ class SlotWriter(nn.Module):
         num_slots: int,
         aligned_gain: float = 1.0,
         score_gain: float = 1.0,
+        keep_bias: float = 0.0,
         slot_identity: bool = False,
     ) -> None:
         super().__init__()
         self.attention = AdditiveScore(left_dim=item_dim, right_dim=item_dim, model_dim=model_dim, gain=score_gain)
         self.cell = nn.GRUCell(item_dim, item_dim)
+        with torch.no_grad():
+            self.cell.bias_hh[item_dim : 2 * item_dim] += keep_bias  # torch's z, the share of the old slot
         self.aligned_gain = aligned_gain
         self.identity = nn.Parameter(torch.randn(num_slots, model_dim)) if slot_identity else None
 
@@ -49,7 +52,7 @@ class SlotWriter(nn.Module):
         if self.identity is not None:
             slot_side = slot_side + self.identity
         scores = self.attention.pairs(slot_side[:, :, None], item_side[:, None])  # [b, k, n]
-        return scores.float().softmax(dim=1) * item_mask[:, None]
+        return at_least_float32(scores).softmax(dim=1).masked_fill(~item_mask[:, None], 0.0)
 
     def align(
         self, assignment: Float[Tensor, "b k n"], features: Float[Tensor, "b n d"], item_mask: Bool[Tensor, "b n"]
@@ -63,8 +66,8 @@ class SlotWriter(nn.Module):
 
         Written out because a cell under autocast would round the slots to 16 bits at every step of the stream.
         """
-        from_items = F.linear(aligned, self.cell.weight_ih, self.cell.bias_ih).float()
-        from_slots = F.linear(slots, self.cell.weight_hh, self.cell.bias_hh).float()
+        from_items = at_least_float32(F.linear(aligned, self.cell.weight_ih, self.cell.bias_ih))
+        from_slots = at_least_float32(F.linear(slots, self.cell.weight_hh, self.cell.bias_hh))
         reset_i, keep_i, new_i = from_items.chunk(3, dim=-1)
         reset_s, keep_s, new_s = from_slots.chunk(3, dim=-1)
         reset, keep = torch.sigmoid(reset_i + reset_s), torch.sigmoid(keep_i + keep_s)

@@ -29,6 +29,8 @@ class MachineSettings:
     """Ours: constant factor on the aligned features l_k, which Eq. 1 leaves about K times smaller than the items."""
     write_score_gain: float = 1.0
     """Ours: factor on the initial w_a of Eq. 1; without it the first scores are nearly flat over the slots."""
+    keep_bias: float = 0.0
+    """Ours: initial bias of the update gate of Eq. 2 towards keeping; at 0 half of every slot is lost each segment."""
     slot_identity: bool = False
     """Ours: a learned vector per slot inside the tanh of Eq. 1, so that slots can differ by what they are for."""
 

@@ -44,10 +44,10 @@ def save_state(path: Path, state: StreamState) -> None:
 
 def load_state(path: Path, like: State, fingerprint: str) -> StreamState:
     """Read a state that `save_state` wrote; `like` is an empty state of the model that will go on with it."""
-    tensors, info = load_tensors(path)
-    if info.get("fingerprint") != fingerprint:
+    tensors, info = load_tensors(path, "fingerprint", "pending", "items", "segments")
+    if info["fingerprint"] != fingerprint:
         raise BadInput(
-            f"The memory in {path} was written by the weights {info.get('fingerprint')}, not by {fingerprint}, "
+            f"The memory in {path} was written by the weights {info['fingerprint']}, not by {fingerprint}, "
             "which this model has; read the stream again with this model, or load the model that wrote it."
         )
     names = _names(like)

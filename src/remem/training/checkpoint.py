@@ -48,7 +48,7 @@ def save_checkpoint(
 
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Adam) -> tuple[Progress, dict[str, Tensor]]:
     """Put a stage back where it stood; returns its counters and its best weights."""
-    tensors, info = load_tensors(path)
+    tensors, info = load_tensors(path, "step", "history")
     load_weights(model, _under("model.", tensors))
     for name, parameter in weights_of(model).items():
         state = {

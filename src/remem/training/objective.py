@@ -97,7 +97,8 @@ class MemoryObjective:
             recollection, familiarity = rehearsal_losses(self.model, trace, batch, self.sampler, self.settings)
         losses = Losses(reason_loss(answered.scores, batch.query), recollection, familiarity)
         total = losses.total(self.settings)
-        read_entropy = torch.special.entr(answered.read_weights.detach()).sum(dim=-1).mean()
+        read_entropy = torch.special.entr(answered.read_weights.detach()).sum(dim=-1).mean(dim=-1)  # [b, q]
+        read_entropy = read_entropy.masked_fill(~batch.query.mask, 0.0).sum() / batch.query.mask.sum().clamp(min=1)
         logs = {
             "loss": total,
             **{f"loss_{name}": value for name, value in losses._asdict().items()},

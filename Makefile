@@ -1,0 +1,35 @@
+# Everything runs in .venv, installed from constraints.txt; a fresh machine needs Python 3.11 or newer and make.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint format bench setup clean
+
+demo: setup            ## train a small rehearsal memory and read a stream with it (about 3 minutes)
+	$(BIN)/remem demo
+
+test: setup            ## the whole test suite, with branch coverage
+	$(BIN)/python -m pytest --cov --cov-report=term --durations=10
+
+lint: setup            ## style, types, import directions
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup          ## put the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup           ## speed on this machine, before and after in one run
+	$(BIN)/remem bench write --batch-size 32
+	$(BIN)/remem bench train --batch-size 32 --steps 5
+
+setup: .venv/ready
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache .coverage

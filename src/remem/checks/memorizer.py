@@ -1,0 +1,142 @@
+"""The contract of a `Memorizer`, as named checks; each raises AssertionError with a sentence when it is broken.
+
+from remem.checks.memorizer import check_memorizer
+check_memorizer(my_memorizer, item_dim=32)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from remem.data.batch import Segment
+from remem.model.interface import EmbeddedStream, Memorizer, State
+
+RTOL, ATOL = 1e-4, 1e-5
+_STREAMS, _SEGMENTS, _ITEMS = 3, 6, 4
+
+
+def _stream(item_dim: int, seed: int = 0, segments: int = _SEGMENTS) -> EmbeddedStream:
+    generator = torch.Generator().manual_seed(seed)
+    items = torch.randn(_STREAMS * segments, _ITEMS, item_dim, generator=generator)
+    mask = torch.ones(_STREAMS * segments, _ITEMS, dtype=torch.bool)
+    order = torch.arange(_STREAMS * segments).view(_STREAMS, segments)
+    return EmbeddedStream(items, mask, order, torch.ones(_STREAMS, segments, dtype=torch.bool))
+
+
+def _memory(memorizer: Memorizer, stream: EmbeddedStream, state: State | None = None) -> Tensor:
+    start = memorizer.initial_state(len(stream.order)) if state is None else state
+    return memorizer.memory(memorizer.write_stream(start, stream).state)
+
+
+def _same(left: Tensor, right: Tensor, broken: str) -> None:
+    torch.testing.assert_close(left, right, rtol=RTOL, atol=ATOL, msg=lambda why: f"{broken}\n{why}")
+
+
+def check_chunking(memorizer: Memorizer, item_dim: int) -> None:
+    """Any chunking gives the memory of one pass, and `write` segment by segment gives it too."""
+    stream = _stream(item_dim)
+    whole = _memory(memorizer, stream)
+    state = memorizer.initial_state(_STREAMS)
+    for start, stop in ((0, 1), (1, 4), (4, _SEGMENTS)):
+        part = stream._replace(order=stream.order[:, start:stop], segment_mask=stream.segment_mask[:, start:stop])
+        state = memorizer.write_stream(state, part).state
+    _same(memorizer.memory(state), whole, "Writing in chunks gave another memory than writing at once.")
+    state = memorizer.initial_state(_STREAMS)
+    for t in range(_SEGMENTS):
+        rows = stream.order[:, t]
+        state = memorizer.write(state, Segment(stream.items[rows], stream.item_mask[rows]))
+    _same(memorizer.memory(state), whole, "Writing segment by segment gave another memory than `write_stream`.")
+
+
+def check_padding(memorizer: Memorizer, item_dim: int) -> None:
+    """Padded items and padded segments change nothing, whatever they hold."""
+    stream = _stream(item_dim)
+    mask = stream.item_mask.clone()
+    mask[:, -1] = False
+    garbage = stream.items.clone()
+    garbage[:, -1] = 1e4
+    clean = stream._replace(items=stream.items.masked_fill(~mask[..., None], 0.0), item_mask=mask)
+    _same(
+        _memory(memorizer, stream._replace(items=garbage, item_mask=mask)),
+        _memory(memorizer, clean),
+        "What stands at a padded item changed the memory.",
+    )
+    longer = stream._replace(
+        order=nn.functional.pad(stream.order, (0, 2)), segment_mask=nn.functional.pad(stream.segment_mask, (0, 2))
+    )
+    _same(_memory(memorizer, longer), _memory(memorizer, stream), "Padded segments at the end changed the memory.")
+    state = memorizer.write_stream(memorizer.initial_state(_STREAMS), stream).state
+    nothing = torch.zeros(_STREAMS, _ITEMS, dtype=torch.bool)
+    after = memorizer.write(state, Segment(garbage[:_STREAMS], nothing))
+    assert all(torch.equal(a, b) for a, b in zip(state, after, strict=True)), "A segment of padding changed the state."
+
+
+def check_neighbours(memorizer: Memorizer, item_dim: int) -> None:
+    """No stream touches another: permuting the batch permutes the memories, and changing one leaves the others."""
+    stream = _stream(item_dim)
+    turned = torch.tensor([2, 0, 1])
+    memory = _memory(memorizer, stream)
+    permuted = _memory(memorizer, stream._replace(order=stream.order[turned]))
+    _same(permuted, memory[turned], "Permuting the streams did not just permute their memories.")
+    items = stream.items.clone()
+    items[stream.order[0]] += 1.0
+    changed = _memory(memorizer, stream._replace(items=items))
+    _same(changed[1:], memory[1:], "Changing one stream changed another's memory.")
+    assert not torch.allclose(changed[0], memory[0], rtol=RTOL, atol=ATOL), (
+        "Changing a stream left its memory as it was."
+    )
+
+
+def check_bounded(memorizer: Memorizer, item_dim: int) -> None:
+    """The state does not grow with the stream, and stays finite."""
+    short = memorizer.write_stream(memorizer.initial_state(_STREAMS), _stream(item_dim)).state
+    long = short
+    for seed in range(20):
+        long = memorizer.write_stream(long, _stream(item_dim, seed)).state
+    assert [part.shape for part in long] == [part.shape for part in short], "The state grew with the stream."
+    assert all(bool(torch.isfinite(part).all()) for part in long), "The state is not finite after a long stream."
+
+
+def check_purity(memorizer: Memorizer, item_dim: int) -> None:
+    """Writing returns a new state and leaves the old one alone; the same write twice gives the same state."""
+    stream = _stream(item_dim)
+    state = memorizer.write_stream(memorizer.initial_state(_STREAMS), stream).state
+    kept = [part.clone() for part in state]
+    rows = stream.order[:, 0]
+    segment = Segment(stream.items[rows], stream.item_mask[rows])
+    first, second = memorizer.write(state, segment), memorizer.write(state, segment)
+    assert all(torch.equal(a, b) for a, b in zip(state, kept, strict=True)), "`write` changed the state it was given."
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True)), "The same write gave two states."
+
+
+def check_first_gradient(memorizer: Memorizer, item_dim: int) -> None:
+    """The gradient of the last memory reaches the first segment."""
+    stream = _stream(item_dim)
+    items = stream.items.clone().requires_grad_()
+    with torch.enable_grad():
+        _memory(memorizer, stream._replace(items=items)).square().sum().backward()
+    first = stream.order[:, 0]
+    assert items.grad is not None, "No gradient reaches the items."
+    assert items.grad[first].norm() > 0, "No gradient reaches the first segment."
+
+
+CHECKS: tuple[Callable[[Memorizer, int], None], ...] = (
+    check_chunking,
+    check_padding,
+    check_neighbours,
+    check_bounded,
+    check_purity,
+    check_first_gradient,
+)
+
+
+def check_memorizer(memorizer: Memorizer, item_dim: int) -> None:
+    """All checks; a module is put into evaluation mode first, since dropout breaks every one of them on purpose."""
+    if isinstance(memorizer, nn.Module):
+        memorizer.eval()
+    for check in CHECKS:
+        with torch.no_grad():
+            check(memorizer, item_dim)
