@@ -37,7 +37,6 @@ def test_an_unknown_kind_is_refused_by_name(value: dict[str, Any]) -> None:
         codec_from_json(value)
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="codec_from_json passes what it finds to the constructor")
 @pytest.mark.parametrize("value", [{"kind": "ids"}, {**dataclasses.asdict(IDS), "colour": 1}, {"kind": ["ids"]}])
 def test_a_codec_with_wrong_fields_is_refused_with_a_sentence(value: dict[str, Any]) -> None:
     with pytest.raises(BadInput):

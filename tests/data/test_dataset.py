@@ -240,7 +240,6 @@ def test_a_split_of_one_stream_cannot_be_trained_on() -> None:
         next(training_batches(plain_split([1]), 4, 0, 0))
 
 
-@pytest.mark.xfail(strict=True, reason="the sentence blames the number of streams, which is large enough")
 def test_a_batch_size_of_one_is_named_as_the_reason_for_no_batch() -> None:
     with pytest.raises(BadInput, match=r"batch_size|batch size"):
         next(training_batches(plain_split([8]), 1, 0, 0))

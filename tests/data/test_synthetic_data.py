@@ -243,7 +243,6 @@ def test_the_smallest_sizes_of_each_limit_are_accepted(tmp_path: Path) -> None:
         assert len(exported(task, "valid", tmp_path)) == task.num_queries * task.num_answers * 4
 
 
-@pytest.mark.xfail(strict=True, reason="check_sizes does not look at zero or negative sizes")
 @pytest.mark.parametrize(
     "name",
     ["num_groups", "segment_len", "num_answers", "num_queries", "samples_per_chain", "eval_samples_per_chain"],
@@ -254,14 +253,12 @@ def test_a_size_of_zero_is_refused_by_its_name(name: str) -> None:
 
 
 @pytest.mark.timeout(2)
-@pytest.mark.xfail(strict=True, reason="logic_chains draws all answers of a query again for one double evidence")
 def test_many_answers_from_twice_as_many_evidences_are_drawn_in_no_time() -> None:
     task = replace(SMALL, num_groups=1, num_facts=200, evidence_len=1, num_answers=100, num_queries=1, stream_len=4)
     assert len(np.unique(logic_chains(task))) == 100
 
 
 @pytest.mark.timeout(2)
-@pytest.mark.xfail(strict=True, reason="check_sizes lets sizes pass for which no stream with one answer is ever drawn")
 def test_sizes_that_leave_hardly_a_stream_with_one_answer_are_refused() -> None:
     task = replace(SMALL, num_groups=1, num_facts=20, evidence_len=1, num_answers=10, num_queries=1, stream_len=200)
     with pytest.raises(BadInput, match="stream_len"):
@@ -323,7 +320,6 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
         read_jsonl(SMALL, path)
 
 
-@pytest.mark.xfail(strict=True, reason="_read_row takes true for 1, as bool is an int to isinstance")
 @pytest.mark.parametrize("changes", [{"query": True}, {"answer": True}, {"stream": [0] * 21 + [True]}])
 def test_true_is_not_taken_for_a_number(changes: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
@@ -332,7 +328,6 @@ def test_true_is_not_taken_for_a_number(changes: dict[str, Any], tmp_path: Path)
         read_jsonl(SMALL, path)
 
 
-@pytest.mark.xfail(strict=True, reason="_read_row asks a list or a number for its fields and shows Python's complaint")
 @pytest.mark.parametrize("line", ["[1, 2]", "3", "null", '"text"'])
 def test_a_line_that_is_no_object_is_refused_in_words_of_the_format(line: str, tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
@@ -343,7 +338,6 @@ def test_a_line_that_is_no_object_is_refused_in_words_of_the_format(line: str, t
     assert "subscriptable" not in str(refusal.value)
 
 
-@pytest.mark.xfail(strict=True, reason="evidence_start is only compared with stream_len, not with where evidence fits")
 def test_evidence_that_runs_over_the_end_of_the_stream_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
     path.write_text(json.dumps({**GOOD, "evidence_start": 21}))
@@ -351,7 +345,6 @@ def test_evidence_that_runs_over_the_end_of_the_stream_is_refused(tmp_path: Path
         read_jsonl(SMALL, path)
 
 
-@pytest.mark.xfail(strict=True, raises=(OSError, UnicodeDecodeError), reason="read_jsonl reads outside of its try")
 @pytest.mark.parametrize("name", ["missing.jsonl", "folder", "latin.jsonl"])
 def test_a_path_that_cannot_be_read_as_text_is_refused_with_its_name(name: str, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()

@@ -140,11 +140,7 @@ def test_aligned_features_leave_out_padded_items_whatever_they_hold(garbage: flo
     assert_close(writer.align(assignment, spoilt, mask), writer.align(assignment, features, mask))
 
 
-
-
-@pytest.mark.parametrize(
-    "garbage", [1e4, -1e4, math.inf, math.nan]
-)
+@pytest.mark.parametrize("garbage", [1e4, -1e4, math.inf, math.nan])
 def test_padded_items_change_nothing_whatever_they_hold(garbage: float) -> None:
     writer = make_writer(slot_identity=True, aligned_gain=5.0)
     slots, (features, mask) = torch.randn(2, 3, 4), segment()

@@ -87,7 +87,6 @@ def test_a_folder_without_data_is_refused_with_the_command_to_run(tmp_path: Path
         babi_task(BabiTask(data=tmp_path / "none"))
 
 
-@pytest.mark.xfail(strict=True, raises=ZeroDivisionError, reason="no task gives no answer, and chance divides by it")
 def test_no_task_at_all_is_refused_with_a_sentence(prepared: Path) -> None:
     with pytest.raises(BadInput):
         babi_task(BabiTask(data=prepared, tasks=()))
@@ -146,7 +145,6 @@ def test_a_few_own_training_stories_are_all_read(codec: TextCodec, tmp_path: Pat
     assert len(read_babi(path, codec)) == 9
 
 
-@pytest.mark.xfail(strict=True, reason="_best_split finds the held-out tenth of a training file before the file itself")
 def test_many_own_training_stories_are_all_read(codec: TextCodec, tmp_path: Path) -> None:
     path = tmp_path / "qa1_train.txt"
     path.write_text("1 Mary went to the garden.\n2 Where is Mary?\tgarden\t1\n" * 20)

@@ -82,7 +82,7 @@ def check_neighbours(memorizer: Memorizer, item_dim: int) -> None:
     permuted = _memory(memorizer, stream._replace(order=stream.order[turned]))
     _same(permuted, memory[turned], "Permuting the streams did not just permute their memories.")
     items = stream.items.clone()
-    items[stream.order[0]] += 1.0
+    items[stream.order[0]] *= -1.0
     changed = _memory(memorizer, stream._replace(items=items))
     _same(changed[1:], memory[1:], "Changing one stream changed another's memory.")
     assert not torch.allclose(changed[0], memory[0], rtol=RTOL, atol=ATOL), (

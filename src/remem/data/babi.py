@@ -45,7 +45,7 @@ def _stories_of(folder: Path, task: int, split: str) -> list[Story]:
         return read_stories(folder, task, "test")
     train, valid = read_stories(folder, task, "train"), read_stories(folder, task, "valid")
     if not valid:
-        valid = train[_HELD_OUT - 1 :: _HELD_OUT]
+        valid = train[_HELD_OUT - 1 :: _HELD_OUT] or train[-1:][: len(train) - 1]
     if split == "valid":
         return valid
     # counted, not just named: short stories occur many times in the original files, and each copy moved only once
@@ -74,12 +74,17 @@ def as_split(parts: list[TaskStories], codec: TextCodec) -> Split:
     if not rows:
         raise BadInput("There is no story to read; import at least one bAbI task.")
     items, item_mask = _pad([list(codec.encode_words(segment)) for segment in table], width=codec.segment_len)
-    buckets, lower = [], 0
+    groups: list[list[int]] = []
+    lower = 0
     for upper in _BUCKET_LENGTHS:
-        chosen = [(i, row) for i, row in enumerate(rows) if lower < len(row.order) <= upper]
-        if chosen:
-            buckets.append(_bucket([row for _, row in chosen], [i for i, _ in chosen], codec))
+        chosen = [i for i, row in enumerate(rows) if lower < len(row.order) <= upper]
+        # a story alone has no neighbour to take replacement items from, and would never be trained on
+        if groups and (len(chosen) == 1 or len(groups[-1]) == 1):
+            groups[-1] = sorted(groups[-1] + chosen)
+        elif chosen:
+            groups.append(chosen)
         lower = upper
+    buckets = [_bucket([rows[i] for i in group], group, codec) for group in groups]
     return Split(items, item_mask, tuple(buckets), repeats=True)
 
 

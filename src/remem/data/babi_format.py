@@ -22,7 +22,7 @@ class MalformedFile(BadInput):
     """A file that is not in the format it claims: says where and why."""
 
     def __init__(self, source: str, line: int, reason: str) -> None:
-        super().__init__(f"{source}, line {line}: {reason}.")
+        super().__init__(f"{source}, line {line}: {reason}" + ("" if reason.endswith("?") else "."))
 
 
 class Question(NamedTuple):
@@ -55,7 +55,7 @@ def parse_stories(lines: Iterable[str], source: str) -> list[Story]:
         if not line.strip():
             continue
         if line.startswith("1 ") and reader.started:
-            stories.append(reader.close(number))
+            stories.append(reader.close(reader.last_line))
             reader = _StoryReader(source)
         reader.read(line.rstrip("\r\n"), number)
     if not reader.started:
@@ -69,8 +69,9 @@ class _StoryReader:
         self.source = source
         self.sentences: list[Words] = []
         self.questions: list[Question] = []
-        self.sentence_of_id: dict[int, int] = {}
+        self.sentence_of_id: dict[str, int] = {}  # by the ID as it is written
         self.last_id = 0
+        self.last_line = 0
 
     @property
     def started(self) -> bool:
@@ -80,10 +81,10 @@ class _StoryReader:
         head, _, text = line.partition(" ")
         if not head.isascii() or not head.isdigit():
             raise MalformedFile(self.source, number, f"expected 'ID text', found {line[:40]!r}")
-        if int(head) != self.last_id + 1:
+        if head != f"{self.last_id + 1}":
             expected = f"{self.last_id + 1}" if not self.started else f"{self.last_id + 1}, or 1 for a new story"
             raise MalformedFile(self.source, number, f"the sentence has number {head}; expected {expected}")
-        self.last_id = int(head)
+        self.last_id, self.last_line = int(head), number
         body, *columns = text.split("\t")
         words = words_of(body)
         if not words:
@@ -91,7 +92,7 @@ class _StoryReader:
         if columns:
             self.questions.append(self._question(words, [c.strip() for c in columns], number))
         else:
-            self.sentence_of_id[self.last_id] = len(self.sentences)
+            self.sentence_of_id[head] = len(self.sentences)
             self.sentences.append(words)
 
     def _question(self, words: Words, columns: list[str], number: int) -> Question:
@@ -110,9 +111,9 @@ class _StoryReader:
         return Question(words, columns[0].lower(), len(self.sentences), first)
 
     def _support(self, entry: str, number: int) -> int:
-        if not entry.isdigit() or int(entry) not in self.sentence_of_id:
+        if entry not in self.sentence_of_id:
             raise MalformedFile(self.source, number, f"the support {entry!r} is not an earlier sentence of this story")
-        return self.sentence_of_id[int(entry)]
+        return self.sentence_of_id[entry]
 
     def close(self, number: int) -> Story:
         if not self.questions:

@@ -12,6 +12,7 @@ import json
 import lzma
 import re
 import tarfile
+import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -36,8 +37,8 @@ class _Source(NamedTuple):
     read: Callable[[], bytes]
 
     @property
-    def rank(self) -> tuple[int, bool]:
-        return _EDITIONS.index(self.edition), self.partial
+    def rank(self) -> tuple[int, bool, bool]:
+        return _EDITIONS.index(self.edition), self.partial, "_regenerated" in self.name
 
 
 def _source(path: PurePosixPath, read: Callable[[], bytes]) -> _Source | None:
@@ -58,7 +59,7 @@ def _unpack(data: bytes, name: str) -> bytes:
         if name.endswith(".gz"):
             return gzip.decompress(data)
         return lzma.decompress(data) if name.endswith(".xz") else data
-    except (OSError, EOFError, lzma.LZMAError) as error:
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise MalformedFile(name, 1, f"the compressed file is damaged ({error})") from None
 
 
@@ -75,6 +76,9 @@ def _sources(path: Path) -> Iterator[_Source]:
                 if stream and (source := _source(PurePosixPath(member.name), stream.read)):
                     # read now: the archive will be closed when the best edition of each file is known
                     yield source._replace(read=partial(bytes, stream.read()))
+            # tarfile stops at the end marker; only the compressor's own end checks its checksum
+            while archive.fileobj and archive.fileobj.read(1 << 20):
+                pass
     elif source := _source(PurePosixPath(path.name), path.read_bytes):
         yield source
 
@@ -92,7 +96,7 @@ def import_babi(path: Path, folder: Path) -> dict[str, Any]:
             key = (source.task, source.split)
             if key not in best or source.rank < best[key].rank:
                 best[key] = source
-    except (tarfile.TarError, EOFError, OSError, lzma.LZMAError) as error:
+    except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
         raise BadInput(f"{path} is not a sound archive ({error}); nothing was imported.") from None
     if not best:
         raise BadInput(f"{path} holds no bAbI file; expected names such as qa1_single-supporting-fact_train.txt.")
@@ -135,7 +139,10 @@ def _write(path: Path, data: bytes) -> None:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """What the prepared folder holds; empty if there is none yet."""
     path = folder / MANIFEST
-    manifest: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    except ValueError as error:
+        raise BadInput(f"{path} is damaged ({error}); import the data again into an empty folder.") from None
     return manifest
 
 

@@ -116,9 +116,12 @@ Codec = IdCodec | TextCodec
 def codec_from_json(value: dict[str, Any]) -> Codec:
     """The codec that `dataclasses.asdict` wrote."""
     kinds: dict[str, type[Codec]] = {"ids": IdCodec, "text": TextCodec}
-    if value.get("kind") not in kinds:
+    if value.get("kind") not in list(kinds):
         raise BadInput(f"The codec has the unknown kind {value.get('kind')!r}; expected one of {sorted(kinds)}.")
-    return kinds[value["kind"]](**value)
+    try:
+        return kinds[value["kind"]](**value)
+    except TypeError as error:
+        raise BadInput(f"The codec has wrong fields ({error}).") from None
 
 
 def _in_range(raw: Any, limit: int, what: str) -> int:

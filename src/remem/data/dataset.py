@@ -105,7 +105,10 @@ def training_batches(split: Split, batch_size: int, seed: int, first_step: int) 
     """Endless (bucket, rows), starting at any step as if all earlier ones had been drawn."""
     per_epoch = len(epoch_batches(split, batch_size, seed, 0))
     if not per_epoch:
-        raise BadInput(f"A split of {len(split)} streams has no batch; training needs at least two streams.")
+        raise BadInput(
+            f"A split of {len(split)} streams has no batch; training needs at least two streams"
+            + (" and a batch_size of at least two." if batch_size < 2 else ".")
+        )
     epoch, skip = divmod(first_step, per_epoch)
     while True:
         yield from epoch_batches(split, batch_size, seed, epoch)[skip:]

@@ -26,6 +26,12 @@ PARTS = ("early", "later")
 
 def check_sizes(task: SyntheticTask) -> None:
     """Refuse sizes for which the task has no meaning, with the reason."""
+    for name in (
+        "num_groups", "num_facts", "stream_len", "num_queries", "num_answers", "evidence_len",
+        "samples_per_chain", "eval_samples_per_chain", "segment_len",
+    ):  # fmt: skip
+        if getattr(task, name) < 1:
+            raise BadInput(f"{name} is {getattr(task, name)}; expected at least 1.")
     for name in ("num_facts", "num_queries"):
         if getattr(task, name) % task.num_groups:
             raise BadInput(
@@ -48,6 +54,12 @@ def check_sizes(task: SyntheticTask) -> None:
         raise BadInput(
             f"{per_group} facts a group make too few evidences of {task.evidence_len} for {task.num_answers} answers."
         )
+    expected = (task.stream_len - task.evidence_len) * (task.num_answers - 1) / task.num_facts**task.evidence_len
+    if expected > 7:
+        raise BadInput(
+            f"A stream of stream_len {task.stream_len} would hold {expected:.0f} evidences of other answers by chance; "
+            "raise num_facts or evidence_len, or lower stream_len or num_answers."
+        )
 
 
 def _arrangements(facts: int, length: int) -> int:
@@ -69,11 +81,12 @@ def logic_chains(task: SyntheticTask) -> Ints:
     group_of_query = random.permutation(task.num_queries) % task.num_groups
     chains = np.empty((task.num_queries, task.num_answers, task.evidence_len), dtype=np.int64)
     for query, group in enumerate(group_of_query):
-        while True:
-            picks = random.permutations(task.num_answers, facts.shape[1])[:, : task.evidence_len]
-            chains[query] = facts[group][picks]
-            if len(np.unique(_codes(chains[query], task))) == task.num_answers:
-                break
+        doubles = np.arange(task.num_answers)
+        while len(doubles):
+            picks = random.permutations(len(doubles), facts.shape[1])[:, : task.evidence_len]
+            chains[query, doubles] = facts[group][picks]
+            _, firsts = np.unique(_codes(chains[query], task), return_index=True)
+            doubles = np.setdiff1d(np.arange(task.num_answers), firsts)
     return chains
 
 
@@ -119,7 +132,7 @@ def as_split(task: SyntheticTask, streams: Ints, query: Ints, answer: Ints, star
     num_segments = -(-task.stream_len // n)
     items = np.zeros((count, num_segments * n), dtype=np.int16 if task.num_facts < 2**15 else np.int32)
     items[:, : task.stream_len] = streams
-    mask = np.broadcast_to(np.arange(num_segments * n) < task.stream_len, items.shape)
+    mask = np.tile(np.arange(num_segments * n) < task.stream_len, (count, 1))
     order = np.arange(count * num_segments).reshape(count, num_segments)
     queries = QueryBatch(
         tokens=_tensor(query[:, None, None]),
@@ -154,7 +167,11 @@ def export_jsonl(task: SyntheticTask, split: str, path: Path) -> int:
 def read_jsonl(task: SyntheticTask, path: Path) -> Split:
     """Streams from JSON lines as `export_jsonl` writes them; a malformed line is refused with its number and reason."""
     rows: list[tuple[list[int], int, int, int]] = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} cannot be read as text ({error}).") from None
+    for number, line in enumerate(lines, start=1):
         try:
             rows.append(_read_row(task, json.loads(line)))
         except (ValueError, KeyError, TypeError) as error:
@@ -166,16 +183,19 @@ def read_jsonl(task: SyntheticTask, path: Path) -> Split:
     return as_split(task, streams, query, answer, start)
 
 
-def _read_row(task: SyntheticTask, row: dict[str, object]) -> tuple[list[int], int, int, int]:
-    limits = {"query": task.num_queries, "answer": task.num_answers, "evidence_start": task.stream_len}
+def _read_row(task: SyntheticTask, row: object) -> tuple[list[int], int, int, int]:
+    last_start = task.stream_len - task.evidence_len
+    limits = {"query": task.num_queries, "answer": task.num_answers, "evidence_start": last_start + 1}
+    if not isinstance(row, dict):
+        raise BadInput(f"expected an object with the fields stream, {', '.join(limits)}")
     values = [row[name] for name in limits]
     for (name, limit), value in zip(limits.items(), values, strict=True):
-        if not isinstance(value, int) or not 0 <= value < limit:
+        if type(value) is not int or not 0 <= value < limit:
             raise BadInput(f"{name} is {value!r}; expected an integer from 0 to {limit - 1}")
     stream = row["stream"]
     if not isinstance(stream, list) or len(stream) != task.stream_len:
         raise BadInput(f"stream must be a list of {task.stream_len} facts")
-    wrong = [fact for fact in stream if not isinstance(fact, int) or not 0 <= fact < task.num_facts]
+    wrong = [fact for fact in stream if type(fact) is not int or not 0 <= fact < task.num_facts]
     if wrong:
         raise BadInput(f"{wrong[0]!r} is not a fact; expected integers from 0 to {task.num_facts - 1}")
     query, answer, start = (v for v in values if isinstance(v, int))

@@ -22,7 +22,7 @@ _SYNTHETIC = Run(
     method="rm-paper",
     task=SyntheticTask(),
     model=PAPER,
-    train=TrainSettings(steps=8000, batch_size=256, eval_every=500),
+    train=TrainSettings(steps=6000, batch_size=256, eval_every=500),
     sampler_train=TrainSettings(steps=6000, batch_size=1024, eval_every=1000),
 )
 

@@ -34,6 +34,8 @@ class RehearsalDecoder(nn.Module):
         dropout: float,
         scaled_recall: bool = False,
         pre_norm: bool = False,
+        read_norm: bool = False,
+        recall_gain: float = 1.0,
     ) -> None:
         super().__init__()
         self.position = position
@@ -44,6 +46,10 @@ class RehearsalDecoder(nn.Module):
             for _ in range(num_layers)
         )
         self.norm = final_norm(item_dim, pre_norm)
+        self.read_norm = nn.LayerNorm(item_dim) if read_norm else nn.Identity()
+        with torch.no_grad():
+            for layer in self.layers:
+                layer.recall.query.weight.mul_(recall_gain)
         self.familiarity = nn.Linear(item_dim, 1)
         self.recall_scale = scale_of(item_dim) if scaled_recall else 1.0
 
@@ -56,6 +62,7 @@ class RehearsalDecoder(nn.Module):
         features = self.position(torch.cat([cls.to(items.dtype), items], dim=2))  # [b, 2f, 1+n, d]
         # [cls] is always there, so no fragment is without a place to attend to
         mask = F.pad(fragments.item_mask.repeat(1, 2, 1), (1, 0), value=True)
+        memory = self.read_norm(memory)
         for layer in self.layers:
             features = layer(features, mask, memory)
         positives, negatives = self.norm(features).chunk(2, dim=1)

@@ -37,6 +37,8 @@ def _read(hint: Any, value: Any, where: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         return _read_union(typing.get_args(hint), value, where)
     if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise BadInput(f"{where} is {value!r}; expected a list.")
         return tuple(_read(typing.get_args(hint)[0], v, where) for v in value)
     if origin is typing.Literal:
         if value not in typing.get_args(hint):
@@ -45,6 +47,8 @@ def _read(hint: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint):
         return _read_dataclass(typing.cast(type, hint), value, where)
     if hint is Path:
+        if not isinstance(value, str | Path):
+            raise BadInput(f"{where} is {value!r}; expected a path.")
         return Path(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
@@ -67,6 +71,8 @@ def _read_union(members: tuple[Any, ...], value: Any, where: str) -> Any:
 def _read_dataclass(cls: type, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise BadInput(f"{where} is {value!r}; expected the fields of {cls.__name__}.")
+    if value.get("type", cls.__name__) != cls.__name__:
+        raise BadInput(f"{where} has the type {value['type']!r}; expected {cls.__name__}.")
     hints = typing.get_type_hints(cls)
     names = {f.name for f in dataclasses.fields(cls)}
     unknown = set(value) - names - {"type"}

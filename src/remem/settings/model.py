@@ -89,6 +89,12 @@ class RehearsalSettings:
     """Attention heads of the decoder."""
     dropout: float = 0.0
     """Dropout inside the decoder; the paper names none."""
+    anytime: bool = False
+    """Ours: rehearse from the memory at a random moment before the question, not only at the question itself."""
+    read_norm: bool = False
+    """Ours: LayerNorm on the memory where the decoder reads it."""
+    recall_gain: float = 1.0
+    """Ours: factor on the initial query weights of the decoder's attention to the memory."""
     scaled_recall: bool = False
     """Ours: divide the inner products of Eq. 3 by sqrt(d_x), so that they start at a scale a softmax can learn from."""
 
@@ -122,7 +128,7 @@ def rm_improvements(paper: ModelSettings) -> ModelSettings:
         embedding=replace(paper.embedding, position="learned"),
         machine=replace(paper.machine, aligned_gain=5.0, write_score_gain=4.0, slot_identity=True),
         reasoner=replace(paper.reasoner, read_score_gain=4.0, read_norm=True),
-        rehearsal=replace(paper.rehearsal, scaled_recall=True),
+        rehearsal=replace(paper.rehearsal, scaled_recall=True, read_norm=True, anytime=True),
     )
 
 

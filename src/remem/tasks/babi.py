@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from remem.data.babi import TaskStories, as_split, build_codec, load_stories
-from remem.data.babi_store import import_babi, read_manifest
+from remem.data.babi_store import import_babi, read_manifest, read_stories
 from remem.data.codec import TextCodec
 from remem.data.dataset import Split
 from remem.errors import BadInput
@@ -26,6 +26,8 @@ def babi_task(settings: BabiTask, codec: TextCodec | None = None) -> Task:
         return load_stories(settings.folder, settings.tasks, split)
 
     if codec is None:
+        if not settings.tasks:
+            raise BadInput("No bAbI task is named; give at least one with --task.tasks.")
         train = stories("train")
         missing = [part.task for part in train if not part.stories]
         if missing:
@@ -61,7 +63,8 @@ def read_babi(path: Path, codec: TextCodec) -> Split:
 def _best_split(folder: Path, tasks: tuple[int, ...]) -> list[TaskStories]:
     """Test stories where there are any; a file of another split is read as it is."""
     for split in ("test", "valid", "train"):
-        parts = [part for part in load_stories(folder, tasks, split) if part.stories]
+        parts = [TaskStories(task, read_stories(folder, task, split)) for task in tasks]
+        parts = [part for part in parts if part.stories]
         if parts:
             return parts
     return []

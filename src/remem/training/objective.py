@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from remem.data.batch import Batch, QueryBatch
 from remem.errors import BadInput
 from remem.model.assembly import MemoryModel
-from remem.model.fragments import make_fragments
+from remem.model.fragments import make_fragments, random_below
 from remem.model.interface import DirectReasoner, Trace, gather_rows
 from remem.model.rehearsal import familiarity_loss, item_set_distractors, recollection_loss
 from remem.model.sampler import Sampler
@@ -44,11 +44,19 @@ def reason_loss(scores: Float[Tensor, "b q c"], query: QueryBatch) -> Float[Tens
     return loss.masked_fill(~counted.flatten(), 0.0).sum() / counted.sum().clamp(min=1)
 
 
-def rehearsed_question(query: QueryBatch) -> QueryBatch:
-    """One real question of each stream, at random: the sampler chooses fragments for a (stream, question) pair."""
+def rehearsed_question(query: QueryBatch, *, anytime: bool = False) -> QueryBatch:
+    """One real question of each stream, at random: the sampler chooses fragments for a (stream, question) pair.
+
+    With `anytime` the pair is rehearsed as if the question had come earlier, after a random number of segments. A memory
+    that was just written is the easiest to recall from, so recalling is learned there first and then over longer times.
+    """
     noise = torch.rand(query.mask.shape, device=query.mask.device).masked_fill(~query.mask, -1.0)
     index = noise.argmax(dim=1, keepdim=True)
-    return QueryBatch(*(gather_rows(value, index) for value in query))
+    chosen = QueryBatch(*(gather_rows(value, index) for value in query))
+    if not anytime:
+        return chosen
+    earlier = 1 + random_below(chosen.position)
+    return chosen._replace(position=torch.minimum(earlier, chosen.position))
 
 
 def rehearsal_losses(
@@ -57,7 +65,7 @@ def rehearsal_losses(
     """L_rec and L_fam over the fragments the sampler chooses (Eq. 6), from the memory as it was at the question."""
     if model.decoder is None:
         raise BadInput("This model was built without a rehearsal decoder; give a rehearsal weight above zero.")
-    query = rehearsed_question(batch.query)
+    query = rehearsed_question(batch.query, anytime=settings.anytime)
     chosen, chosen_mask = sampler.choose(batch.stream, query, settings.num_fragments)
     fragments = make_fragments(
         batch.stream, chosen, chosen_mask, mask_ratio=settings.mask_ratio, replace_ratio=settings.replace_ratio

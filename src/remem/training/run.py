@@ -120,6 +120,8 @@ class Trainer:
 
 def compile_layers(model: MemoryModel) -> None:
     """Compile what runs many times: encoder and decoder layers, and the write of one segment."""
+    # each bucket of stream lengths has shapes of its own, and shapes that never change are what makes it fast
+    torch._dynamo.config.recompile_limit = 64
     for module in model.modules():
         if isinstance(module, EncoderLayer | DecoderLayer | SlotWriter):
             module.compile(dynamic=False)

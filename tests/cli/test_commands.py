@@ -1,0 +1,217 @@
+"""The command line: what it prints, how quickly it starts, and how it refuses."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import remem
+from remem.cli.main import COMMANDS, main
+from remem.data.babi_twin import write_twin
+from remem.data.synthetic import export_jsonl
+from remem.experiments.presets import PRESETS
+from remem.settings.tasks import SyntheticTask
+
+# a synthetic run of a few steps, as flags
+TINY = """--task.num-groups 2 --task.num-facts 12 --task.stream-len 12 --task.num-queries 2 --task.num-answers 3
+--task.evidence-len 2 --task.samples-per-chain 10 --task.eval-samples-per-chain 5 --task.segment-len 4
+--model.item-dim 16 --model.model-dim 16 --model.machine.num-slots 3 --model.machine.encoder-layers 1
+--model.rehearsal.decoder-layers 1 --train.steps 4 --train.batch-size 8 --train.eval-every 2
+--sampler-train.steps 2 --sampler-train.batch-size 8 --device cpu""".split()
+
+
+def run(*arguments: str | Path) -> int:
+    return main([str(a) for a in arguments])
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("REMEM_DATA", raising=False)
+    return tmp_path
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    text = capsys.readouterr().out
+    assert all(command in text for command in COMMANDS)
+
+
+def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out.startswith("remem 0.")
+
+
+@pytest.mark.parametrize("command", [*([c, "--help"] for c in COMMANDS), ["train", "babi/rm", "--help"]])
+def test_help_starts_within_a_second(command: list[str]) -> None:
+    """Best of three: the machine may be busy, the command may not."""
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        done = subprocess.run([sys.executable, "-m", "remem", *command], capture_output=True, text=True)
+        times.append(time.perf_counter() - started)
+        assert done.returncode == 0
+        assert "usage" in done.stdout
+        if times[-1] < 1:
+            break
+    assert min(times) < 1
+
+
+def test_a_presets_help_shows_its_fields_with_the_papers_symbols(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        run("train", "synthetic/rm", "--help")
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    for word in ("R_f", "d_model", "lambda_1", "--model.machine.num-slots", "default: 400"):
+        assert word in text
+
+
+def test_train_eval_and_table_work_together(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train", "synthetic/rm", *TINY, "--seed", "0", "1", "--method", "rm") == 0
+    folder = next(path for path in (here / "runs").iterdir() if path.name.endswith("-s1"))
+    capsys.readouterr()
+    assert run("eval", folder, "--format", "json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    record = json.loads((folder / "record.json").read_text())
+    assert shown["metrics"]["early"] == pytest.approx(record["metrics"]["test"]["early"], abs=1e-3)
+    assert sum(part["total"] for part in shown["parts"].values()) == 30
+    assert run("eval", folder) == 0
+    assert "early" in capsys.readouterr().out
+    assert run("table", "synthetic", "--format", "json") == 0
+    table = json.loads(capsys.readouterr().out)
+    row = next(r for r in table["rows"] if r["method"].startswith("rm["))
+    assert row["metrics"]["early"]["n"] == 2
+    assert row["state_floats"] == 48
+    paper = next(r for r in table["rows"] if r["method"] == "dnc")
+    assert paper["metrics"]["early"] == {"mean": None, "std": None, "best": None, "n": 0, "paper": 20.56}
+
+
+def test_eval_takes_any_streams_of_the_tasks_format(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train", "synthetic/rm-random-sampler", *TINY, "--out", "model") == 0
+    task = SyntheticTask(
+        num_groups=2, num_facts=12, stream_len=12, num_queries=2, num_answers=3, evidence_len=2,
+        samples_per_chain=10, eval_samples_per_chain=4, segment_len=4, data_seed=5,
+    )  # fmt: skip
+    export_jsonl(task, "test", here / "mine.jsonl")
+    capsys.readouterr()
+    assert run("eval", "model", "--data", "mine.jsonl", "--format", "json") == 0
+    assert sum(p["total"] for p in json.loads(capsys.readouterr().out)["parts"].values()) == 24
+    (here / "bad.jsonl").write_text('{"stream": [1, 2]}\n')
+    assert run("eval", "model", "--data", "bad.jsonl") == 2
+    assert "bad.jsonl, line 1" in capsys.readouterr().err
+
+
+def test_babi_from_import_to_table(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_twin(here / "raw", stories=12)
+    assert run("data", "import", "raw") == 0
+    assert "qa6_valid" in capsys.readouterr().out
+    assert run("data", "show") == 0
+    assert "from en-valid-10k/qa1_valid.txt" in capsys.readouterr().out
+    flags = [*TINY[TINY.index("--model.item-dim") :], "--task.tasks", "1", "6"]
+    assert run("train", "babi/rm", *flags, "--out", "model") == 0
+    capsys.readouterr()
+    only_one = here / "own"
+    only_one.mkdir()
+    (only_one / "qa6_mine_test.txt").write_text("1 Mary went to the garden.\n2 Is Mary in the office?\tno\t1\n")
+    assert run("eval", "model", "--data", "own", "--format", "json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert list(shown["parts"]) == ["qa6"]
+    assert shown["metrics"]["error"] == shown["metrics"]["qa6"]
+    assert run("table", "babi", "--format", "csv") == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert {row["method"] for row in rows} >= {"dnc", "stm", "ct", "rm"}
+    assert run("table", "babi") == 0
+    assert "| stm | – |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["teach"], "no command 'teach'"),
+        (["train", "synthetic/none"], "synthetic/rm"),
+        (["train", "babi/rm"], "remem data import"),
+        (["train", "--resume"], "needs the folder"),
+        (["train", "--resume", "nowhere"], "holds no run"),
+        (["train", "synthetic/rm", "--task.num-facts", "401"], "multiple of num_groups"),
+        (["train", "synthetic/rm", *TINY, "--model.machine.num-heads", "5"], "5 heads"),
+        (["eval", "nowhere"], "does not exist"),
+        (["table", "chess"], "no task 'chess'"),
+        (["table", "babi"], "no folder results"),
+        (["data", "import", "nowhere"], "does not exist"),
+        (["data", "eat"], "no `remem data eat`"),
+        (["data", "show"], "no prepared data"),
+        (["bench", "sleep"], "no benchmark"),
+        (["bench", "train", "chess/rm"], "no preset"),
+    ],
+)
+def test_bad_input_gets_a_sentence_and_exit_code_2(
+    arguments: list[str], said: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
+
+
+def test_an_unknown_flag_exits_with_2(here: Path) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        run("train", "synthetic/rm", "--no-such-flag")
+    assert stopped.value.code == 2
+
+
+def test_a_finished_run_is_never_trained_over(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["train", "synthetic/rm-no-rehearsal", *TINY, "--out", "model"]
+    assert run(*arguments) == 0
+    before = (here / "model" / "model.safetensors").read_bytes()
+    assert run(*arguments) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert (here / "model" / "model.safetensors").read_bytes() == before
+
+
+def test_resume_and_from_repeat_the_same_run(here: Path) -> None:
+    assert run("train", "synthetic/rm-random-sampler", *TINY, "--out", "model") == 0
+    assert run("train", "--resume", "model", "--device", "cpu") == 0
+    assert run("train", "--from", "model", "--device", "cpu") == 0
+    first, again = (json.loads((here / f / "record.json").read_text()) for f in ("model", "model-again"))
+    assert first["model"]["fingerprint"] == again["model"]["fingerprint"]
+    (here / "model" / "config.json").write_text("{")
+    assert run("train", "--resume", "model") == 2
+
+
+def test_demo_trains_two_models_and_reads_a_stream(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("demo", "--quick", "--out", "demo") == 0
+    text = capsys.readouterr().out
+    assert "without rehearsal" in text
+    sizes = {line.split("memory ")[1] for line in text.splitlines() if "memory " in line and "bytes" in line}
+    assert len(sizes) == 1
+    assert (here / "demo" / "rm" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("kind", ["write", "train"])
+def test_benchmarks_print_before_and_after(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bench", kind, "--batch-size", "2", "--steps", "1", "--device", "cpu") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) >= 2
+    assert "ms" in lines[-1]
+
+
+def test_data_export_writes_streams(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("data", "export", "s.jsonl", "--task.eval-samples-per-chain", "1", "--task.num-answers", "2") == 0
+    assert json.loads(capsys.readouterr().out)["streams"] == 80
+    assert len((here / "s.jsonl").read_text().splitlines()) == 80
+
+
+def test_the_public_names_are_there_and_no_others() -> None:
+    for name in remem.__all__:
+        assert getattr(remem, name) is not None
+    assert set(dir(remem)) == set(remem.__all__)
+    with pytest.raises(AttributeError, match="nothing_like_it"):
+        remem.nothing_like_it  # noqa: B018
+    assert len(PRESETS) == 16

@@ -1,0 +1,63 @@
+"""What many tests share: a synthetic task and a run small enough to train in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from remem.experiments.presets import RM
+from remem.settings.model import MachineSettings, ModelSettings, RehearsalSettings, rm_improvements
+from remem.settings.run import Run, TrainSettings
+from remem.settings.tasks import SyntheticTask
+from remem.training.run import Trainer
+
+CPU = torch.device("cpu")
+TINY_TASK = SyntheticTask(
+    num_groups=2,
+    num_facts=12,
+    stream_len=12,
+    num_queries=2,
+    num_answers=3,
+    evidence_len=2,
+    samples_per_chain=200,
+    eval_samples_per_chain=20,
+    segment_len=4,
+)
+TINY_MODEL = rm_improvements(
+    ModelSettings(
+        item_dim=32,
+        model_dim=32,
+        machine=MachineSettings(num_slots=4, encoder_layers=1),
+        rehearsal=RehearsalSettings(num_fragments=2, decoder_layers=1),
+    )
+)
+TINY_RUN = Run(
+    method="rm",
+    task=TINY_TASK,
+    model=TINY_MODEL,
+    train=TrainSettings(steps=12, batch_size=16, eval_every=4, checkpoint_every=4, log_every=4, learning_rate=3e-3),
+    sampler_train=TrainSettings(steps=6, batch_size=32, eval_every=3, checkpoint_every=3),
+)
+
+
+@pytest.fixture
+def tiny_run() -> Run:
+    """A run of a dozen steps."""
+    return TINY_RUN
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished tiny run, trained once."""
+    folder = tmp_path_factory.mktemp("tiny") / "run"
+    Trainer(TINY_RUN, folder, device=CPU, quiet=True).train()
+    return folder
+
+
+@pytest.fixture
+def small_rm() -> ModelSettings:
+    """`rm` with its own options at a tiny width."""
+    return replace(RM, item_dim=16, model_dim=16, machine=replace(RM.machine, num_slots=3, encoder_layers=1))

@@ -1,0 +1,134 @@
+"""Whole runs: both stages, the record, and that rehearsal memory learns."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from remem.data.babi_store import import_babi
+from remem.data.babi_twin import write_twin
+from remem.errors import BadInput
+from remem.experiments.presets import PRESETS
+from remem.model.bundle import load_bundle
+from remem.model.sampler import HistorySampler
+from remem.settings.codec import from_json
+from remem.settings.run import Run, TrainSettings
+from remem.settings.tasks import BabiTask
+from remem.tasks.load import load_task
+from remem.training.evaluate import evaluate
+from remem.training.record import code_version
+from remem.training.run import Trainer, pick_device
+
+CPU = torch.device("cpu")
+
+
+def test_a_run_leaves_its_configuration_model_sampler_and_record(tiny_model: Path, tiny_run: Run) -> None:
+    assert from_json(Run, json.loads((tiny_model / "config.json").read_text())) == tiny_run
+    record = json.loads((tiny_model / "record.json").read_text())
+    bundle = load_bundle(tiny_model)
+    assert record["model"]["fingerprint"] == bundle.fingerprint
+    assert record["model"]["state_floats"] == 4 * 32
+    assert record["model"]["params"] == sum(p.numel() for p in bundle.model.parameters())
+    assert record["model"]["params_to_answer"] < record["model"]["params"]
+    assert record["seed"] == 0
+    assert set(record["data"]["fingerprint"]) == {"train", "valid", "test"}
+    assert record["cost"]["steps"] == 12
+    assert record["cost"]["peak_memory_mb"] > 0
+    assert (tiny_model / "sampler.safetensors").exists()
+    assert any((tiny_model / "tensorboard" / "model").iterdir())
+
+
+def test_a_records_test_metrics_are_those_of_the_saved_model(tiny_model: Path) -> None:
+    record = json.loads((tiny_model / "record.json").read_text())
+    bundle = load_bundle(tiny_model)
+    task = load_task(bundle.run.task)
+    tally = evaluate(bundle.model, task.load("test"), batch_size=7)
+    assert task.metrics(tally)["early"] == pytest.approx(record["metrics"]["test"]["early"], abs=1e-3)
+    assert sum(total for _, _, total in record["test_by_age"]) == tally.questions
+
+
+def test_validation_curves_hold_the_diagnostics(tiny_model: Path) -> None:
+    history = json.loads((tiny_model / "record.json").read_text())["history"]
+    assert [entry["step"] for entry in history] == [4, 8, 12]
+    for name in ("early", "later", "slot_spread", "write_entropy", "read_entropy", "loss_recollection"):
+        assert name in history[0]
+
+
+def test_a_seed_fixes_the_result_and_another_changes_it(tiny_run: Run, tmp_path: Path) -> None:
+    prints = []
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        _, record = Trainer(replace(tiny_run, seed=seed), tmp_path / name, device=CPU, quiet=True).train()
+        prints.append(record["model"]["fingerprint"])
+    assert prints[0] == prints[1] != prints[2]
+
+
+def test_a_trained_sampler_serves_other_runs_and_stays_frozen(tiny_model: Path, tiny_run: Run, tmp_path: Path) -> None:
+    rehearsal = replace(tiny_run.model.rehearsal, sampler_from=tiny_model)
+    run = replace(tiny_run, model=replace(tiny_run.model, rehearsal=rehearsal))
+    trainer = Trainer(run, tmp_path / "run", device=CPU, quiet=True)
+    sampler, _ = trainer._sampler(resume=False)
+    assert isinstance(sampler, HistorySampler)
+    assert not any(p.requires_grad for p in sampler.parameters())
+    _, record = trainer.train()
+    assert not (tmp_path / "run" / "sampler.safetensors").exists()
+    assert record["cost"]["steps"] == 12
+
+
+def test_a_sampler_of_another_task_is_refused(tiny_model: Path, tiny_run: Run, tmp_path: Path) -> None:
+    rehearsal = replace(tiny_run.model.rehearsal, sampler_from=tiny_model)
+    other = replace(tiny_run.task, num_facts=24)
+    run = replace(tiny_run, task=other, model=replace(tiny_run.model, rehearsal=rehearsal))
+    with pytest.raises(BadInput, match="other items"):
+        Trainer(run, tmp_path / "run", device=CPU, quiet=True).train()
+
+
+@pytest.fixture(scope="module")
+def twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("babi")
+    import_babi(write_twin(folder / "raw", stories=12), folder / "prepared")
+    return folder / "prepared"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_takes_two_steps_on_a_tiny_twin_of_its_data(
+    name: str, twin: Path, tiny_run: Run, tmp_path: Path
+) -> None:
+    preset = PRESETS[name]
+    task = replace(preset.task, data=twin, tasks=(1, 6)) if isinstance(preset.task, BabiTask) else tiny_run.task
+    model = replace(
+        preset.model,
+        item_dim=16,
+        model_dim=16,
+        machine=replace(preset.model.machine, num_slots=3, encoder_layers=1),
+        rehearsal=replace(preset.model.rehearsal, decoder_layers=1),
+    )
+    short = TrainSettings(steps=2, batch_size=4, eval_every=2)
+    run = replace(preset, task=task, model=model, train=short, sampler_train=short)
+    _, record = Trainer(run, tmp_path / "run", device=CPU, quiet=True).train()
+    assert record["cost"] | {"steps": 2, "skipped_steps": 0} == record["cost"]
+    assert record["metrics"]["test"]
+
+
+@pytest.mark.slow
+def test_rehearsal_memory_learns_where_chance_would_stay(tiny_run: Run, tmp_path: Path) -> None:
+    """Three answers: chance is 33 %. The memory must do far better, early and later."""
+    train = replace(tiny_run.train, steps=350, batch_size=32, eval_every=50, patience=0)
+    stage_one = replace(tiny_run.sampler_train, steps=150, batch_size=64, eval_every=50, learning_rate=3e-3)
+    run = replace(tiny_run, train=train, sampler_train=stage_one)
+    _, record = Trainer(run, tmp_path / "run", device=CPU, quiet=True).train()
+    test = record["metrics"]["test"]
+    assert test["early"] > 70, test
+    assert test["later"] > 70, test
+
+
+def test_code_is_named_by_its_commit() -> None:
+    assert code_version()["commit"]
+
+
+def test_auto_picks_a_device_that_exists() -> None:
+    assert pick_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert pick_device("cpu").type == "cpu"
