@@ -1,4 +1,4 @@
-"""A memory of your own: any class with these four methods can be trained, saved and served in place of rehearsal memory."""
+"""A memory of your own: four methods, and the contract suite that tells whether they hold."""
 
 from typing import NamedTuple
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 from remem import StreamMemory, load_bundle
 from remem.data.codec import TextCodec, UnknownItem
 from remem.errors import BadInput
-from remem.model.bundle import MODEL_FILE, save_tensors
 from remem.model.build import build_model
+from remem.model.bundle import MODEL_FILE, save_tensors
 from remem.settings.model import ModelSettings
 from remem.settings.run import Run
 from remem.tasks.load import load_task
@@ -29,7 +30,7 @@ def test_any_chunking_of_items_gives_the_same_memory(tiny_model: Path, items: li
     for item in items:
         single.write(item)
     edges = [0, *sorted(min(c, len(items)) for c in cuts), len(items)]
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in itertools.pairwise(edges):
         chunked.write_many(items[start:stop])
     torch.testing.assert_close(single.slots(), chunked.slots())
     assert single.state.pending == chunked.state.pending

@@ -95,7 +95,6 @@ def _decoder(settings: ModelSettings, segment_len: int) -> RehearsalDecoder:
         pre_norm=settings.pre_norm,
         scaled_recall=rehearsal.scaled_recall,
         read_norm=rehearsal.read_norm,
-        recall_gain=rehearsal.recall_gain,
     )
 
 

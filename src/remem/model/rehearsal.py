@@ -35,7 +35,6 @@ class RehearsalDecoder(nn.Module):
         scaled_recall: bool = False,
         pre_norm: bool = False,
         read_norm: bool = False,
-        recall_gain: float = 1.0,
     ) -> None:
         super().__init__()
         self.position = position
@@ -47,9 +46,6 @@ class RehearsalDecoder(nn.Module):
         )
         self.norm = final_norm(item_dim, pre_norm)
         self.read_norm = nn.LayerNorm(item_dim) if read_norm else nn.Identity()
-        with torch.no_grad():
-            for layer in self.layers:
-                layer.recall.query.weight.mul_(recall_gain)
         self.familiarity = nn.Linear(item_dim, 1)
         self.recall_scale = scale_of(item_dim) if scaled_recall else 1.0
 

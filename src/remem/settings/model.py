@@ -93,8 +93,6 @@ class RehearsalSettings:
     """Ours: rehearse from the memory at a random moment before the question, not only at the question itself."""
     read_norm: bool = False
     """Ours: LayerNorm on the memory where the decoder reads it."""
-    recall_gain: float = 1.0
-    """Ours: factor on the initial query weights of the decoder's attention to the memory."""
     scaled_recall: bool = False
     """Ours: divide the inner products of Eq. 3 by sqrt(d_x), so that they start at a scale a softmax can learn from."""
 

@@ -47,8 +47,8 @@ def reason_loss(scores: Float[Tensor, "b q c"], query: QueryBatch) -> Float[Tens
 def rehearsed_question(query: QueryBatch, *, anytime: bool = False) -> QueryBatch:
     """One real question of each stream, at random: the sampler chooses fragments for a (stream, question) pair.
 
-    With `anytime` the pair is rehearsed as if the question had come earlier, after a random number of segments. A memory
-    that was just written is the easiest to recall from, so recalling is learned there first and then over longer times.
+    With `anytime` the pair is rehearsed as if the question had come earlier, after a random number of segments. What
+    was just written is easiest to recall, so recalling is learned there first and then over longer times.
     """
     noise = torch.rand(query.mask.shape, device=query.mask.device).masked_fill(~query.mask, -1.0)
     index = noise.argmax(dim=1, keepdim=True)
