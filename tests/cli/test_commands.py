@@ -20,48 +20,13 @@ from remem.experiments.presets import PRESETS
 from remem.settings.tasks import SyntheticTask
 
 # a synthetic run of a few steps, as flags
-TINY = [
-    "--task.num-groups",
-    "2",
-    "--task.num-facts",
-    "12",
-    "--task.stream-len",
-    "12",
-    "--task.num-queries",
-    "2",
-    "--task.num-answers",
-    "3",
-    "--task.evidence-len",
-    "2",
-    "--task.samples-per-chain",
-    "10",
-    "--task.eval-samples-per-chain",
-    "5",
-    "--task.segment-len",
-    "4",
-    "--model.item-dim",
-    "16",
-    "--model.model-dim",
-    "16",
-    "--model.machine.num-slots",
-    "3",
-    "--model.machine.encoder-layers",
-    "1",
-    "--model.rehearsal.decoder-layers",
-    "1",
-    "--train.steps",
-    "4",
-    "--train.batch-size",
-    "8",
-    "--train.eval-every",
-    "2",
-    "--sampler-train.steps",
-    "2",
-    "--sampler-train.batch-size",
-    "8",
-    "--device",
-    "cpu",
-]
+TINY = (  # noqa: SIM905
+    "--task.num-groups 2 --task.num-facts 12 --task.stream-len 12 --task.num-queries 2 --task.num-answers 3 "
+    "--task.evidence-len 2 --task.samples-per-chain 10 --task.eval-samples-per-chain 5 --task.segment-len 4 "
+    "--model.item-dim 16 --model.model-dim 16 --model.machine.num-slots 3 --model.machine.encoder-layers 1 "
+    "--model.rehearsal.decoder-layers 1 --train.steps 4 --train.batch-size 8 --train.eval-every 2 "
+    "--sampler-train.steps 2 --sampler-train.batch-size 8 --device cpu"
+).split()
 
 
 def run(*arguments: str | Path) -> int:

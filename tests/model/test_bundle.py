@@ -128,3 +128,9 @@ def test_a_sampler_of_another_task_is_refused_with_a_sentence(tmp_path: Path) ->
     save_sampler(tmp_path, build_sampler(RM, CODEC), RUN, CODEC)
     with pytest.raises(BadInput, match="other items or answers"):
         load_sampler(tmp_path, replace(CODEC, num_answers=4))
+
+
+def test_a_file_of_another_kind_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    save_tensors(tmp_path / MODEL_FILE, {"weight": torch.zeros(2)}, {"step": 3})
+    with pytest.raises(BadInput, match="another kind"):
+        load_bundle(tmp_path)

@@ -275,3 +275,11 @@ def test_padding_of_any_shape_changes_nothing(
     before, after = memories(machine, stream), memories(machine, padded)
     assert_close(after[:, : t + 1], before)
     assert_close(after[:, -1], before[:, -1])
+
+
+def test_a_stream_without_segments_leaves_the_memory_as_it_was() -> None:
+    machine = make_machine()
+    state = machine.initial_state(2)
+    trace = machine.write_stream(state, between(random_embedded(2, 3, 4, 8), 0, 0))
+    assert torch.equal(trace.memories, state.slots[:, None])
+    assert trace.write_entropy == 0

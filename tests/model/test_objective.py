@@ -8,7 +8,7 @@ import torch
 from builders import CODEC, PAPER, RM, assert_close, batch_of, make_model, questions_at, random_stream
 from torch import Tensor
 
-from remem.data.batch import Batch
+from remem.data.batch import Batch, QueryBatch
 from remem.errors import BadInput
 from remem.model.build import build_sampler
 from remem.model.sampler import RandomSampler
@@ -219,3 +219,19 @@ def test_the_sampler_is_trained_by_its_own_answers() -> None:
     assert_close(logs["loss"], loss.detach())
     loss.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in sampler.parameters())
+
+
+def test_padded_questions_do_not_change_the_read_entropy() -> None:
+    settings = without_rehearsal(RM)
+    model, stream, query = make_model(settings), random_stream(2, 3), questions_at([[3, -1, -1], [1, -1, -1]])
+    first = QueryBatch(*(value[:, :1] for value in query))
+    logs = [MemoryObjective(model, settings.rehearsal, None)(batch_of(stream, q))[1] for q in (query, first)]
+    assert_close(logs[0]["read_entropy"], logs[1]["read_entropy"])
+
+
+def test_anytime_rehearsal_comes_after_any_number_of_segments_up_to_the_question() -> None:
+    query = questions_at([[5]] * 400)
+    earlier = rehearsed_question(query, anytime=True)
+    assert set(earlier.position.flatten().tolist()) == {1, 2, 3, 4, 5}
+    assert torch.equal(earlier.tokens, query.tokens)
+    assert torch.equal(rehearsed_question(query).position, query.position)

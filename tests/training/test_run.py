@@ -125,8 +125,12 @@ def test_rehearsal_memory_learns_where_chance_would_stay(tiny_run: Run, tmp_path
     assert test["later"] > 70, test
 
 
-def test_code_is_named_by_its_commit() -> None:
+def test_code_is_named_by_its_commit_or_by_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
     assert code_version()["commit"]
+    monkeypatch.setattr("remem.training.record._git", lambda *_: "")
+    assert code_version()["commit"].startswith("v0.")
+    monkeypatch.setenv("REMEM_COMMIT", "abc")
+    assert code_version()["commit"] == "abc"
 
 
 def test_auto_picks_a_device_that_exists() -> None:

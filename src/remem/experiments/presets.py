@@ -58,7 +58,7 @@ DEMO = Run(
         segment_len=6,
     ),
     model=_DEMO_MODEL,
-    train=TrainSettings(steps=1000, batch_size=64, learning_rate=2e-3, eval_every=200),
+    train=TrainSettings(steps=1200, batch_size=64, learning_rate=2e-3, schedule="cosine", eval_every=200),
     sampler_train=TrainSettings(steps=300, batch_size=256, learning_rate=2e-3, eval_every=100),
 )
 

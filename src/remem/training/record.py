@@ -86,13 +86,13 @@ def rounded(metrics: dict[str, float]) -> dict[str, float]:
 
 def code_version() -> dict[str, Any]:
     """The commit this code is at: of the checkout it runs from, else $REMEM_COMMIT, else the installed release."""
-    version = importlib.metadata.version("remem") if _is_installed() else "unknown"
+    version = importlib.metadata.version("remem") if _is_installed() else None
     source = Path(__file__).resolve().parents[3]
-    if (source / ".git").exists():
-        commit = _git(source, "rev-parse", "HEAD")
+    commit = _git(source, "rev-parse", "HEAD") if (source / ".git").exists() else ""
+    if commit:
         dirty = bool(_git(source, "status", "--porcelain", "--untracked-files=no"))
-        return {"version": version, "commit": commit or None, "dirty": dirty}
-    released = f"v{version}" if version != "unknown" else None
+        return {"version": version, "commit": commit, "dirty": dirty}
+    released = f"v{version}" if version else None
     return {"version": version, "commit": os.environ.get("REMEM_COMMIT") or released, "dirty": False}
 
 
