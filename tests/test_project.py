@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from remem.experiments.records import read_record
+from remem.experiments.records import read_record, read_records
+from remem.experiments.tables import format_table, make_table
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "examples").glob("*.py")])
+RECORDS = [path for path in sorted((ROOT / "results").rglob("*.json")) if path.parent.name != "bench"]
 FORBIDDEN = re.compile(
     r"\bpickle\b|torch\.(load|save)\(|\bmarshal\b|\bdill\b|\bjoblib\b|\bshelve\b|weights_only|\beval\(['\"]|\bexec\("
 )
@@ -42,6 +46,7 @@ def _run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("number", range(len(code_blocks((ROOT / "README.md").read_text()))))
 def test_the_readmes_examples_run(number: int, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "models", tmp_path / "models")
     done = _run(code_blocks((ROOT / "README.md").read_text())[number], tmp_path)
     assert done.returncode == 0, done.stderr
 
@@ -59,9 +64,32 @@ def test_examples_are_short_and_run(path: Path, tmp_path: Path) -> None:
     assert done.stdout
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "results").rglob("*.json")), ids=lambda p: f"{p.parent.name}-{p.stem}")
+@pytest.mark.parametrize("path", RECORDS, ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_every_record_says_what_made_it(path: Path) -> None:
     record = read_record(path)
     assert record["metrics"]["test"]
     assert record["data"]["fingerprint"]
     assert record["cost"]["wall_seconds"] > 0
+
+
+def between_marks(text: str, mark: str) -> str:
+    start = text.index(f"<!-- {mark} -->") + len(f"<!-- {mark} -->")
+    return text[start : text.index("<!-- end -->", start)].strip()
+
+
+def test_the_readmes_table_is_made_from_the_records() -> None:
+    table = format_table(make_table("synthetic", read_records(ROOT / "results", "synthetic")), "md")
+    assert between_marks((ROOT / "README.md").read_text(), "remem table synthetic") == table
+
+
+def test_the_performance_page_is_made_from_the_records() -> None:
+    lines = [
+        "| preset | batch | way | ms/step | streams/s | x eager | MB |",
+        "| --- | ---: | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for path in sorted((ROOT / "results" / "bench").glob("*.json")):
+        bench = json.loads(path.read_text())
+        for row in bench["rows"]:
+            cells = [bench["preset"], bench["batch_size"], *row.values()]
+            lines.append("| " + " | ".join(map(str, cells)) + " |")
+    assert between_marks((ROOT / "docs" / "performance.md").read_text(), "bench") == "\n".join(lines)

@@ -34,12 +34,12 @@ _BABI = Run(
     sampler_train=TrainSettings(steps=4000, batch_size=256, eval_every=1000),
 )
 
-# The reduced task of `remem demo`: small enough for two CPU cores, long enough that memory is needed.
+# The reduced task of `remem demo`: small enough for two CPU cores, long enough that rehearsal pays.
 _DEMO_MODEL = rm_improvements(
     ModelSettings(
         item_dim=48,
         model_dim=48,
-        machine=MachineSettings(num_slots=6, encoder_layers=1),
+        machine=MachineSettings(num_slots=8, encoder_layers=1),
         rehearsal=RehearsalSettings(num_fragments=2, decoder_layers=1),
     )
 )
@@ -48,18 +48,18 @@ DEMO = Run(
     task=SyntheticTask(
         name="synthetic-demo",
         num_groups=4,
-        num_facts=20,
-        stream_len=24,
+        num_facts=96,
+        stream_len=30,
         num_queries=4,
         num_answers=4,
-        evidence_len=2,
-        samples_per_chain=800,
+        evidence_len=3,
+        samples_per_chain=1600,
         eval_samples_per_chain=50,
-        segment_len=6,
+        segment_len=10,
     ),
     model=_DEMO_MODEL,
-    train=TrainSettings(steps=1200, batch_size=64, learning_rate=2e-3, schedule="cosine", eval_every=200),
-    sampler_train=TrainSettings(steps=300, batch_size=256, learning_rate=2e-3, eval_every=100),
+    train=TrainSettings(steps=1600, batch_size=32, learning_rate=2e-3, schedule="cosine", eval_every=500),
+    sampler_train=TrainSettings(steps=300, batch_size=256, learning_rate=2e-3, eval_every=150),
 )
 
 
