@@ -34,7 +34,7 @@ _BABI = Run(
     sampler_train=TrainSettings(steps=4000, batch_size=256, eval_every=1000),
 )
 
-# The reduced task of `remem demo`: small enough for two CPU cores, long enough that rehearsal pays.
+# The reduced task of `remem demo`, small enough for two CPU cores: both rows learn it; rehearsal pays on longer streams.
 _DEMO_MODEL = rm_improvements(
     ModelSettings(
         item_dim=48,
@@ -49,7 +49,7 @@ DEMO = Run(
         name="synthetic-demo",
         num_groups=4,
         num_facts=96,
-        stream_len=30,
+        stream_len=40,
         num_queries=4,
         num_answers=4,
         evidence_len=3,
@@ -58,7 +58,7 @@ DEMO = Run(
         segment_len=10,
     ),
     model=_DEMO_MODEL,
-    train=TrainSettings(steps=1600, batch_size=32, learning_rate=2e-3, schedule="cosine", eval_every=500),
+    train=TrainSettings(steps=1000, batch_size=32, learning_rate=2e-3, schedule="cosine", eval_every=250),
     sampler_train=TrainSettings(steps=300, batch_size=256, learning_rate=2e-3, eval_every=150),
 )
 
