@@ -18,7 +18,7 @@ from remem.tasks.load import load_task
 def test_synthetic_settings_give_the_synthetic_task() -> None:
     task = load_task(DEMO.task)
     assert task.name == "synthetic-demo"
-    assert task.codec == IdCodec(segment_len=6, num_items=20, num_queries=4, num_answers=4)
+    assert task.codec == IdCodec(segment_len=10, num_items=96, num_queries=4, num_answers=4)
     # 16 chains with 50 streams each
     assert len(task.load("valid")) == 800
 
