@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -235,3 +236,15 @@ def test_anytime_rehearsal_comes_after_any_number_of_segments_up_to_the_question
     assert set(earlier.position.flatten().tolist()) == {1, 2, 3, 4, 5}
     assert torch.equal(earlier.tokens, query.tokens)
     assert torch.equal(rehearsed_question(query).position, query.position)
+
+
+@pytest.mark.parametrize("source", ["item-set", "stream"])
+def test_sampled_distractors_give_a_finite_loss_with_gradients(source: Literal["item-set", "stream"]) -> None:
+    rehearsal = replace(RM.rehearsal, num_distractors=5, distractors_from=source)
+    model = make_model(replace(RM, rehearsal=rehearsal))
+    loss, logs = MemoryObjective(model, rehearsal, RandomSampler())(
+        batch_of(random_stream(3, 4), questions_at([[4]] * 3))
+    )
+    loss.backward()
+    assert 0 < logs["loss_recollection"] < 100
+    assert model.memorizer.first_slots.grad is not None

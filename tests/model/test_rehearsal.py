@@ -287,9 +287,13 @@ def test_stream_distractors_are_real_items_of_the_same_stream_also_of_a_short_on
     fragments = make_fragments(
         stream, torch.arange(F).expand(B, F), stream.segment_mask, mask_ratio=0.5, replace_ratio=0.5
     )
-    items = stream.items[stream.order].flatten(1)
-    mask = torch.arange(F * N) < torch.tensor([16, 12, 2])[:, None]
-    distractors = stream_distractors(items, mask, fragments, 60)
-    assert distractors.shape == (B, F, 60)
+    lengths = 1 + torch.arange(len(stream.items)) % N
+    ragged = stream._replace(
+        item_mask=torch.arange(N) < lengths[:, None],
+        segment_mask=torch.arange(F) < torch.tensor([F, 2, 1])[:, None],
+    )
+    distractors = stream_distractors(ragged, fragments, 200)
+    assert distractors.shape == (B, F, 200)
     for b in range(B):
-        assert set(distractors[b].flatten().tolist()) == set(items[b][mask[b]].tolist())
+        rows = ragged.order[b][ragged.segment_mask[b]]
+        assert set(distractors[b].flatten().tolist()) == set(ragged.items[rows][ragged.item_mask[rows]].tolist())

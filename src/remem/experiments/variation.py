@@ -10,7 +10,7 @@ from remem.settings.codec import to_json
 from remem.settings.run import Run
 
 MAX_LABEL = 80
-# what changes neither what is computed nor for how long
+# how a run is executed and watched, rather than what it trains
 _NEUTRAL = {
     "method", "seed", "task.data", "model.rehearsal.sampler_from",
     *(f"{stage}.{field}" for stage in ("train", "sampler_train") for field in (

@@ -55,8 +55,13 @@ def items_of_others(stream: StreamBatch, shape: torch.Size) -> Int[Tensor, "b f 
         raise BadInput("A negative fragment takes items from other streams; a batch of one stream has none.")
     device = stream.order.device
     other = (torch.arange(b, device=device)[:, None] + torch.randint(1, b, (b, wanted), device=device)) % b
-    segment = stream.order[other, random_below(stream.segment_mask.sum(dim=1)[other])]
-    return stream.items[segment, random_below(stream.item_mask.sum(dim=1)[segment])].view(shape)
+    return random_items(stream, other).view(shape)
+
+
+def random_items(stream: StreamBatch, rows: Int[Tensor, "b j"]) -> Int[Tensor, "b j"]:
+    """A random real item of each of the streams named: a random segment of it, then an item of that."""
+    segment = stream.order[rows, random_below(stream.segment_mask.sum(dim=1)[rows])]
+    return stream.items[segment, random_below(stream.item_mask.sum(dim=1)[segment])]
 
 
 def random_below(limit: Int[Tensor, "*b"]) -> Int[Tensor, "*b"]:

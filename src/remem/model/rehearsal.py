@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from remem.data.batch import StreamBatch
 from remem.model.embed import ItemEmbedding
-from remem.model.fragments import Fragments, random_below
+from remem.model.fragments import Fragments, random_items
 from remem.model.transformer import DecoderLayer, PositionCode, final_norm, scale_of
 
 
@@ -108,12 +109,11 @@ def item_set_distractors(fragments: Fragments, num_items: int, count: int) -> In
     return torch.randint(num_items, (*fragments.items.shape[:2], count), device=fragments.items.device)
 
 
-def stream_distractors(
-    items: Int[Tensor, "b l"], mask: Bool[Tensor, "b l"], fragments: Fragments, count: int
-) -> Int[Tensor, "b f j"]:
-    """J random items of the same stream (30 frames of the same video), drawn with replacement; padding comes last."""
-    picked = random_below(mask.sum(dim=1)[:, None, None].expand(-1, fragments.items.shape[1], count))
-    return items[:, None].expand(-1, picked.shape[1], -1).gather(2, picked)
+def stream_distractors(stream: StreamBatch, fragments: Fragments, count: int) -> Int[Tensor, "b f j"]:
+    """J random items of the same stream (30 frames of the same video), drawn with replacement."""
+    b, f = fragments.items.shape[:2]
+    rows = torch.arange(b, device=stream.order.device)[:, None].expand(-1, f * count)
+    return random_items(stream, rows).view(b, f, count)
 
 
 def _mean_over(values: Tensor, mask: Tensor) -> Tensor:

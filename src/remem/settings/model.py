@@ -1,7 +1,7 @@
 """Settings of the model: the paper's symbols, with the paper's values as defaults (Sec. 4.1, Appendices A and B).
 
 The defaults are the equations to the letter (`rm-paper`). Every field whose help starts with "Ours" departs from the
-printed text; `rm_improvements` turns them all on, and each is a row of the ablation.
+printed text; `rm_improvements` turns on those that make `rm`.
 """
 
 from __future__ import annotations
@@ -83,6 +83,8 @@ class RehearsalSettings:
     """Share of the unmasked items that a negative fragment takes from other streams."""
     num_distractors: int | None = None
     """Distractors of the recollection loss (J); None contrasts with all other items."""
+    distractors_from: Literal["item-set", "stream"] = "item-set"
+    """Where J distractors are drawn: the whole item set (recommendation), or the same stream (video)."""
     decoder_layers: int = 3
     """Transformer decoder layers."""
     num_heads: int = 4

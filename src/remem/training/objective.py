@@ -9,12 +9,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from remem.data.batch import Batch, QueryBatch
+from remem.data.batch import Batch, QueryBatch, StreamBatch
 from remem.errors import BadInput
 from remem.model.assembly import MemoryModel
-from remem.model.fragments import make_fragments, random_below
+from remem.model.fragments import Fragments, make_fragments, random_below
 from remem.model.interface import DirectReasoner, Trace, gather_rows
-from remem.model.rehearsal import familiarity_loss, item_set_distractors, recollection_loss
+from remem.model.rehearsal import familiarity_loss, item_set_distractors, recollection_loss, stream_distractors
 from remem.model.sampler import Sampler
 from remem.settings.model import RehearsalSettings
 
@@ -72,13 +72,22 @@ def rehearsal_losses(
     )
     memory = gather_rows(trace.memories, query.position).squeeze(1)
     rehearsed = model.decoder(fragments, model.embed, memory)
-    distractors: Int[Tensor, "b f j"] | None = None
-    if settings.num_distractors is not None:
-        distractors = item_set_distractors(fragments, model.embed.table.num_embeddings, settings.num_distractors)
+    distractors = draw_distractors(batch.stream, fragments, model.embed.table.num_embeddings, settings)
     recollection = recollection_loss(
         rehearsed, fragments, model.embed, scale=model.decoder.recall_scale, distractors=distractors
     )
     return recollection, familiarity_loss(rehearsed, fragments)
+
+
+def draw_distractors(
+    stream: StreamBatch, fragments: Fragments, num_items: int, settings: RehearsalSettings
+) -> Int[Tensor, "b f j"] | None:
+    """The J distractors of Eq. 3 as the task wants them; None stands for all other items."""
+    if settings.num_distractors is None:
+        return None
+    if settings.distractors_from == "item-set":
+        return item_set_distractors(fragments, num_items, settings.num_distractors)
+    return stream_distractors(stream, fragments, settings.num_distractors)
 
 
 def slot_spread(memory: Float[Tensor, "b k d"]) -> Float[Tensor, ""]:
