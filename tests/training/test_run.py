@@ -136,3 +136,11 @@ def test_code_is_named_by_its_commit_or_by_what_the_environment_says(monkeypatch
 def test_auto_picks_a_device_that_exists() -> None:
     assert pick_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     assert pick_device("cpu").type == "cpu"
+    with pytest.raises(BadInput, match="'abacus' is no device"):
+        pick_device("abacus")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to be had")
+def test_a_gpu_that_is_not_there_is_said_to_be_missing() -> None:
+    with pytest.raises(BadInput, match="no CUDA device"):
+        pick_device("cuda")

@@ -67,5 +67,5 @@ def gather_rows(values: Tensor, index: Int[Tensor, "b q"]) -> Tensor:
 
 
 def detach_state(state: S) -> S:
-    """The same state without its history of gradients."""
-    return type(state)(*(value.detach() for value in state))
+    """The same state, free of gradients and of the memory it may be a view of."""
+    return type(state)(*(value.detach().clone() for value in state))

@@ -14,7 +14,7 @@ from remem.data.codec import Codec
 from remem.errors import BadInput
 from remem.model.assembly import MemoryModel
 from remem.model.bundle import Bundle, fingerprint_of, load_bundle
-from remem.model.interface import State
+from remem.model.interface import State, detach_state
 from remem.streaming.state import StreamState, load_state, save_state
 
 
@@ -39,7 +39,7 @@ class StreamMemory:
         self.model, self.codec = model.eval(), codec
         fingerprint = fingerprint or fingerprint_of(model)
         with torch.no_grad():
-            memory = _detached(model.initial_state(1))
+            memory = detach_state(model.initial_state(1))
         self.state = StreamState(memory, (), items=0, segments=0, fingerprint=fingerprint)
 
     @classmethod
@@ -100,9 +100,4 @@ class StreamMemory:
         ids = torch.zeros(1, self.codec.segment_len, dtype=torch.long)
         ids[0, : len(items)] = torch.tensor(items)
         mask = torch.arange(self.codec.segment_len)[None] < len(items)
-        return _detached(self.model.write(memory, ids, mask))
-
-
-def _detached(state: State) -> State:
-    """The same state, free of gradients and of the memory it was a view of."""
-    return type(state)(*(value.detach().clone() for value in state))
+        return detach_state(self.model.write(memory, ids, mask))

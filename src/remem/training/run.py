@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 
 from remem.data.dataset import Split
+from remem.errors import BadInput
 from remem.model.assembly import MemoryModel
 from remem.model.build import build_model, build_sampler
 from remem.model.bundle import load_sampler, save_bundle, save_sampler, write_file
@@ -34,8 +34,16 @@ RECORD_FILE = "record.json"
 
 
 def pick_device(name: str) -> torch.device:
-    """ "auto" takes a GPU if there is one."""
-    return torch.device("cuda" if name == "auto" and torch.cuda.is_available() else "cpu" if name == "auto" else name)
+    """The device of a name; "auto" takes a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise BadInput(f"{name!r} is no device; expected auto, cpu or cuda.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BadInput(f"{name!r} was asked for, but this machine has no CUDA device; take auto or cpu.")
+    return device
 
 
 class Trainer:
@@ -125,8 +133,3 @@ def compile_layers(model: MemoryModel) -> None:
     for module in model.modules():
         if isinstance(module, EncoderLayer | DecoderLayer | SlotWriter):
             module.compile(dynamic=False)
-
-
-def with_seed(run: Run, seed: int) -> Run:
-    """The same run from another seed."""
-    return replace(run, seed=seed)
