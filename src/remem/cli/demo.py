@@ -36,7 +36,7 @@ def main(argv: list[str]) -> None:
         rows[name] = _train(run, options.out / run.method)
     task = DEMO.task
     console.print(_table(rows, chance=100 / task.num_answers))  # type: ignore[union-attr]
-    console.print("On streams this short both learn; at the paper's sizes it takes rehearsal to learn at all.")
+    console.print("On streams this short both learn; rehearsal is meant for longer ones.")
     model = options.out / "rm"
     console.print(f"\nThe model is saved in {model}. A fresh stream, item by item:\n")
     for line in read_a_stream(model, seed=options.seed):
