@@ -34,7 +34,7 @@ _BABI = Run(
     sampler_train=TrainSettings(steps=4000, batch_size=256, eval_every=1000),
 )
 
-# The reduced task of `remem demo`, small enough for two CPU cores: both rows learn it, as rehearsal is meant for longer streams.
+# The reduced task of `remem demo`, for two CPU cores: both rows learn it, as rehearsal is meant for longer streams.
 _DEMO_MODEL = rm_improvements(
     ModelSettings(
         item_dim=48,
