@@ -186,7 +186,7 @@ class Poisoned:
 def _poison(run: Run, folder: Path, start: int, budget: int) -> tuple[nn.Module, Progress]:
     task = load_task(run.task)
     model = nn.Linear(2, 2)
-    settings = replace(run.train, steps=8, eval_every=1, log_every=1, checkpoint_every=1, nan_budget=budget)
+    settings = replace(run.train, steps=8, eval_every=1, log_every=50, checkpoint_every=1, nan_budget=budget)
     with StageLog("test", total=8, quiet=True) as log:
         progress = fit(
             model,

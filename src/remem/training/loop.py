@@ -60,9 +60,11 @@ def fit(
         step(*next(batches), learning_rate(settings, progress.step))
         progress.step += 1
         log.step(progress.step)
-        if progress.step % settings.log_every == 0 or progress.step in (1, settings.steps):
+        time_to_log = progress.step % settings.log_every == 0 or progress.step in (1, settings.steps)
+        if time_to_log or not step.waits:
             progress.skipped = skipped_before + step.skipped()
             _check_finite(progress, step, settings)
+        if time_to_log:
             log.scalars(progress.step, {name: float(value) for name, value in step.logs.items()})
         if progress.step % settings.eval_every == 0 or progress.step == settings.steps:
             score, metrics = validate()

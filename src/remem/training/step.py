@@ -22,6 +22,7 @@ class Step(Protocol):
     """Takes rows of a bucket, updates the weights, and keeps what the last step showed."""
 
     optimizer: torch.optim.Adam
+    waits: bool  # whether asking how many updates were left out stops the device's work
     logs: Logs
     batch_ids: Tensor
 
@@ -36,6 +37,8 @@ class Step(Protocol):
 
 class EagerStep:
     """The step as it is written; runs anywhere."""
+
+    waits = False
 
     def __init__(self, model: nn.Module, objective: Objective, split: Split, settings: TrainSettings) -> None:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -63,6 +66,8 @@ class EagerStep:
 
 class GraphedStep:
     """The whole step (gather, forward, backward, clipping, Adam) captured once for each batch shape, then replayed."""
+
+    waits = True
 
     def __init__(self, model: nn.Module, objective: Objective, split: Split, settings: TrainSettings) -> None:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
