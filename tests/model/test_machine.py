@@ -59,7 +59,7 @@ def test_a_segment_is_written_by_encoder_and_writer(machine: MemoryMachine) -> N
     segment = segment_at(random_embedded(2, 1, 4, D), 0)
     state = machine.initial_state(2)
     features = machine.encoder(segment.items, segment.mask)
-    slots, _ = machine.writer(state.slots, features, machine.writer.project(features), segment.mask)
+    slots, _ = machine.writer(state.slots, features, segment.mask)
     assert_close(machine.write(state, segment).slots, slots)
 
 
@@ -209,7 +209,7 @@ def test_write_entropy_is_the_mean_over_real_items_of_their_assignments_entropy(
     for t in range(4):
         segment = segment_at(stream, t)
         features = machine.encoder(segment.items, segment.mask)
-        _, assignment = machine.writer(state.slots, features, machine.writer.project(features), segment.mask)
+        _, assignment = machine.writer(state.slots, features, segment.mask)
         for b, n in segment.mask.nonzero().tolist():
             total -= sum(p * math.log(p) for p in assignment[b, :, n].tolist())
         state = machine.write(state, segment)

@@ -19,7 +19,6 @@ from remem.training.objective import (
     Losses,
     MemoryObjective,
     reason_loss,
-    rehearsal_losses,
     rehearsed_question,
     slot_spread,
 )
@@ -97,7 +96,10 @@ def test_a_stream_without_questions_rehearses_nothing() -> None:
     model, settings = make_model(RM), RM.rehearsal
     batch = batch_of(random_stream(3, 5), questions_at([[-1, -1]] * 3))
     trace = model.memorize(batch.stream)
-    assert [loss.item() for loss in rehearsal_losses(model, trace, batch, RandomSampler(), settings)] == [0.0, 0.0]
+    assert [loss.item() for loss in MemoryObjective(model, settings, RandomSampler()).rehearse(trace, batch)] == [
+        0.0,
+        0.0,
+    ]
 
 
 def test_recollection_is_scaled_as_the_decoder_says() -> None:
@@ -105,7 +107,9 @@ def test_recollection_is_scaled_as_the_decoder_says() -> None:
     assert model.decoder is not None
     # with all inner products scaled to nothing, every item is as likely as any other
     model.decoder.recall_scale = 0.0
-    recollection, _ = rehearsal_losses(model, model.memorize(batch.stream), batch, RandomSampler(), RM.rehearsal)
+    recollection, _ = MemoryObjective(model, RM.rehearsal, RandomSampler()).rehearse(
+        model.memorize(batch.stream), batch
+    )
     assert_close(recollection, math.log(CODEC.num_items))
 
 
@@ -120,7 +124,7 @@ def test_what_comes_after_the_question_is_not_rehearsed(num_distractors: int | N
     for stream in (batch.stream, batch.stream._replace(items=items)):
         torch.manual_seed(5)
         changed = batch._replace(stream=stream)
-        recollection, _ = rehearsal_losses(model, model.memorize(stream), changed, RandomSampler(), settings)
+        recollection, _ = MemoryObjective(model, settings, RandomSampler()).rehearse(model.memorize(stream), changed)
         losses.append(recollection)
     # negatives may come from any part of other streams, so familiarity is left out
     assert_close(losses[1], losses[0])

@@ -66,32 +66,32 @@ def heads_by_hand(attention: MultiHeadAttention, queries: Tensor, keys: Tensor, 
 
 @torch.no_grad()
 def test_attention_is_the_published_formula_one_query_at_a_time() -> None:
-    attention = MultiHeadAttention(dim=6, num_heads=2, dropout=0.0)
+    attention = MultiHeadAttention(dim=6, num_heads=2)
     queries, keys = torch.randn(2, 3, 6), torch.randn(2, 5, 6)
     mask = torch.tensor([[True] * 5, [True, True, False, False, False]])
-    assert_close(attention(queries, keys, mask), heads_by_hand(attention, queries, keys, mask))
     assert_close(attention(queries, keys), heads_by_hand(attention, queries, keys, torch.ones(2, 5)))
+    assert_close(attention.within(keys, mask), heads_by_hand(attention, keys, keys, mask))
 
 
 def test_a_masked_key_changes_nothing() -> None:
-    attention = MultiHeadAttention(dim=6, num_heads=3, dropout=0.0)
-    queries, keys = torch.randn(2, 3, 6), torch.randn(2, 5, 6)
+    attention = MultiHeadAttention(dim=6, num_heads=3)
+    keys = torch.randn(2, 5, 6)
     mask = torch.arange(5) < torch.tensor([3, 1])[:, None]
     spoilt = torch.where(mask[..., None], keys, 1e3 * torch.randn(2, 5, 6))
-    assert_close(attention(queries, spoilt, mask), attention(queries, keys, mask))
+    assert_close(attention.within(spoilt, mask)[mask], attention.within(keys, mask)[mask])
 
 
 def test_dropout_acts_only_while_training() -> None:
-    attention = MultiHeadAttention(dim=6, num_heads=2, dropout=0.5)
-    x = torch.randn(2, 8, 6)
-    assert not torch.equal(attention(x, x), attention(x, x))
-    attention.eval()
-    assert torch.equal(attention(x, x), attention(x, x))
+    layer = EncoderLayer(dim=6, num_heads=2, dropout=0.5)
+    x, mask = torch.randn(2, 8, 6), torch.ones(2, 8, dtype=torch.bool)
+    assert not torch.equal(layer(x, mask), layer(x, mask))
+    layer.eval()
+    assert torch.equal(layer(x, mask), layer(x, mask))
 
 
 def test_a_width_that_heads_cannot_share_is_refused_with_a_sentence() -> None:
     with pytest.raises(BadInput, match="10 cannot be split into 4 heads"):
-        MultiHeadAttention(dim=10, num_heads=4, dropout=0.0)
+        MultiHeadAttention(dim=10, num_heads=4)
 
 
 def test_attendable_opens_one_place_only_where_there_is_none() -> None:

@@ -11,7 +11,9 @@ COMMANDS = {
     "demo": "train a small rehearsal memory in three minutes, then read a stream with it",
     "train": "train TASK/METHOD and write its record",
     "eval": "test a saved model, on its own test set or on your data",
+    "ask": "answer questions about a story with a saved model",
     "table": "print a task's table: ours beside the paper's",
+    "plot": "draw what the records say: forgetting by age, learning curves, error by task",
     "data": "import and inspect data",
     "bench": "measure speed, before and after in one run",
 }

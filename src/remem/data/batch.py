@@ -32,6 +32,8 @@ class StreamBatch(NamedTuple):
     item_mask: Bool[Tensor, "s n"]
     order: Int[Tensor, "b t"]
     segment_mask: Bool[Tensor, "b t"]
+    in_turn: bool = False
+    """Whether the table holds each stream's segments in turn, so that `order` counts from 0 to b t - 1."""
 
 
 class QueryBatch(NamedTuple):
@@ -56,5 +58,10 @@ class Batch(NamedTuple):
 
 def to_device(batch: T, device: Any) -> T:
     """The same named tuple, nested ones included, with its tensors on `device`."""
-    moved = [to_device(v, device) if isinstance(v, tuple) else v.to(device, non_blocking=True) for v in batch]
-    return type(batch)(*moved)
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.to(device, non_blocking=True)
+        return to_device(value, device) if isinstance(value, tuple) else value
+
+    return type(batch)(*(moved(value) for value in batch))

@@ -57,21 +57,22 @@ class Split:
     def batch(self, bucket: int, rows: Int[Tensor, " b"]) -> Batch:
         """The given rows of a bucket, with the segments they use.
 
-        On a GPU that is the whole table where streams share segments: its size never changes, so a captured step can
-        gather its own batches, and nothing has to be read back to know how many distinct segments there are.
+        On a GPU a captured step gathers its own batches, so their shapes must not depend on what is in them: where
+        streams share segments that is the whole table, or every use of a segment where those are fewer.
         """
         source = self.buckets[bucket]
         rows = rows.to(source.ids.device)
-        order, segment_mask = source.order[rows], source.segment_mask[rows]
-        if self.repeats and order.is_cuda:
+        order, segment_mask, in_turn = source.order[rows], source.segment_mask[rows], False
+        if self.repeats and order.is_cuda and order.numel() >= len(self.items):
             used, compact = torch.arange(len(self.items), device=order.device), order
-        elif self.repeats:
+        elif self.repeats and not order.is_cuda:
             used, local = torch.unique(order[segment_mask], return_inverse=True)
             compact = torch.zeros_like(order)
             compact[segment_mask] = local
         else:
             used, compact = order.flatten(), torch.arange(order.numel(), device=order.device).view_as(order)
-        stream = StreamBatch(self.items[used].long(), self.item_mask[used], compact, segment_mask)
+            in_turn = True
+        stream = StreamBatch(self.items[used].long(), self.item_mask[used], compact, segment_mask, in_turn)
         query = QueryBatch(*(v[rows] for v in source.query))
         return Batch(stream, query, source.ids[rows])
 
@@ -91,13 +92,14 @@ class Split:
 def epoch_batches(split: Split, batch_size: int, seed: int, epoch: int) -> list[tuple[int, Int[Tensor, " b"]]]:
     """All batches of an epoch, as (bucket, rows); a function of its arguments alone, so that a run can resume anywhere.
 
-    Rows left over in a bucket make a smaller last batch; a single stream, which has no neighbour to take replacement
-    items from, waits for another epoch.
+    A bucket's last batch is filled up with rows of its first, so that all have one shape; a bucket too small for that
+    is one batch of its own, unless it is a single stream, which has no neighbour to take replacement items from.
     """
     batches: list[tuple[int, Tensor]] = []
     for number, bucket in enumerate(split.buckets):
         rows = torch.from_numpy(StableRandom(seed, "rows", epoch, number).permutation(len(bucket)))
-        batches += [(number, chunk) for chunk in rows.split(batch_size) if len(chunk) > 1]
+        missing = -len(rows) % batch_size if len(rows) > batch_size else 0
+        batches += [(number, chunk) for chunk in torch.cat([rows, rows[:missing]]).split(batch_size) if len(chunk) > 1]
     return [batches[i] for i in StableRandom(seed, "batches", epoch).permutation(len(batches))]
 
 

@@ -2,90 +2,193 @@
 
 from __future__ import annotations
 
-import statistics
+import json
+import platform
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from remem.data.dataset import Split, training_batches
+from remem.data.dataset import Split, epoch_batches, training_batches
+from remem.experiments.floor import Work, count_work, measure_rates
 from remem.experiments.presets import find_preset
-from remem.model.build import build_model
-from remem.model.sampler import RandomSampler
-from remem.settings.run import Run, TrainSettings
+from remem.model.build import build_model, build_sampler
+from remem.model.sampler import HistorySampler, RandomSampler
+from remem.ops.paths import reference_only
+from remem.settings.run import Run
 from remem.settings.tasks import SyntheticTask
 from remem.tasks.base import Task
 from remem.tasks.load import load_task
 from remem.training.objective import MemoryObjective
-from remem.training.run import compile_layers, pick_device
+from remem.training.precision import autocast
+from remem.training.record import code_version
+from remem.training.run import pick_device
 from remem.training.step import make_step
 
 
-def _prepare(preset: str, batch_size: int | None, device: torch.device) -> tuple[Run, Task, Split]:
-    run = find_preset(preset)
-    if isinstance(run.task, SyntheticTask):  # a few streams of full length are enough to time
-        run = replace(run, task=replace(run.task, samples_per_chain=4))
-    run = replace(run, train=replace(run.train, batch_size=batch_size or run.train.batch_size))
-    task = load_task(run.task)
-    return run, task, task.load("train").to(device)
+class Way(NamedTuple):
+    """One way to run a step: its operations plain or fast, the step captured or not, its parts compiled or not."""
+
+    name: str
+    plain: bool = False
+    captured: bool = False
+    compiled: bool = False
 
 
-def _median_ms(work: Callable[[], object], repeats: int, device: torch.device) -> float:
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - started)
-    return 1000 * statistics.median(times)
+PLAIN_STEPS = 60  # enough for a mean of the slow way
+WAYS = {
+    "cuda": (
+        Way("eager", plain=True),
+        Way("fast scan", captured=True),
+        Way("fast scan, compiled", captured=True, compiled=True),
+    ),
+    "cpu": (Way("eager", plain=True), Way("fast scan")),
+}
 
 
-def bench_train(preset: str, batch_size: int | None, steps: int, device_name: str, precision: str) -> Iterator[str]:
-    """A training step with rehearsal: eager, then captured, then captured with compiled layers."""
-    device = pick_device(device_name)
-    run, task, split = _prepare(preset, batch_size, device)
-    ways = {"eager": (False, False), "captured": (True, False), "captured + compiled": (True, True)}
-    if device.type == "cpu":
-        ways = {"eager": (False, False)}
-    yield f"{preset}, batch {run.train.batch_size}, {precision}, {device}"
-    first = 0.0
-    for name, (capture, compile_) in ways.items():
-        settings = replace(run.train, capture=capture, precision=precision)  # type: ignore[arg-type]
-        ms, memory = _time_training(run, task, split, settings, compile_, steps, device)
-        first = first or ms
-        rate = 1000 * run.train.batch_size / ms
-        yield f"{name:<20} {ms:9.2f} ms/step {rate:10.0f} streams/s {first / ms:6.2f} x eager {memory:8.0f} MB"
+@dataclass
+class Bench:
+    """A preset on a device, and how long to measure."""
+
+    preset: str
+    batch_size: int | None
+    steps: int
+    device: torch.device
+    precision: str
+
+    def __post_init__(self) -> None:
+        run = find_preset(self.preset)
+        if isinstance(run.task, SyntheticTask):  # a few streams of full length are enough to time
+            run = replace(run, task=replace(run.task, samples_per_chain=4))
+        train = replace(run.train, batch_size=self.batch_size or run.train.batch_size, precision=self.precision)  # type: ignore[arg-type]
+        self.run: Run = replace(run, train=train)
+        self.task: Task = load_task(run.task)
+        self.split: Split = self.task.load("train").to(self.device)
+
+    @property
+    def epoch(self) -> int:
+        """Steps of an epoch."""
+        return len(epoch_batches(self.split, self.run.train.batch_size, 0, 0))
+
+    def objective(self) -> MemoryObjective:
+        """A fresh model with an untrained history sampler, which costs what a trained one does."""
+        torch.manual_seed(0)
+        model = build_model(self.run.model, self.task.codec).to(self.device)
+        rehearsal = self.run.model.rehearsal
+        sampler: HistorySampler | RandomSampler = RandomSampler()
+        if rehearsal.sampler == "history":
+            sampler = build_sampler(self.run.model, self.task.codec).to(self.device).eval().requires_grad_(False)
+        return MemoryObjective(model, rehearsal, sampler if rehearsal.enabled else None)
+
+    def time_steps(self, way: Way) -> tuple[float, float]:
+        """Mean milliseconds of a training step over batches drawn as in training, and the peak of memory in MB."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        objective = self.objective()
+        if way.compiled:
+            objective.compile()
+        settings = replace(self.run.train, capture=way.captured)
+        step = make_step(objective.model, objective, self.split, settings)
+        steps = min(self.steps, PLAIN_STEPS) if way.plain else self.steps
+        batches = list(islice(training_batches(self.split, settings.batch_size, 0, 0), steps))
+        with reference_only() if way.plain else nullcontext():
+            # each shape once, so that nothing is compiled or captured while the clock runs
+            for batch in {(bucket, len(rows)): (bucket, rows) for bucket, rows in batches}.values():
+                step(*batch, settings.learning_rate)
+            wait(self.device)
+            started = time.perf_counter()
+            for batch in batches:
+                step(*batch, settings.learning_rate)
+            wait(self.device)
+        memory = torch.cuda.max_memory_allocated() / 2**20 if self.device.type == "cuda" else float("nan")
+        return 1000 * (time.perf_counter() - started) / len(batches), memory
+
+    def work(self) -> Work:
+        """Arithmetic and bytes of a step, averaged over the shapes of an epoch as often as they come."""
+        batches = epoch_batches(self.split, self.run.train.batch_size, 0, 0)
+        shapes = {(bucket, len(rows)): (bucket, rows) for bucket, rows in batches}
+        flops = traffic = 0.0
+        for key, (bucket, rows) in shapes.items():
+            objective = self.objective()
+            batch = self.split.batch(bucket, rows)
+            share = sum((b, len(r)) == key for b, r in batches) / len(batches)
+
+            def loss(objective: MemoryObjective = objective, batch: Any = batch) -> Tensor:
+                with autocast(self.device, self.precision):
+                    return objective(batch)[0]
+
+            with reference_only():
+                work = count_work(loss, list(objective.model.parameters()))
+            flops, traffic = flops + share * work.flops, traffic + share * work.bytes
+        return Work(flops, traffic)
 
 
-def _time_training(
-    run: Run, task: Task, split: Split, settings: TrainSettings, compile_: bool, steps: int, device: torch.device
-) -> tuple[float, float]:
-    torch.manual_seed(0)
+def wait(device: torch.device) -> None:
+    """Until the device has done all it was asked to."""
     if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    model = build_model(run.model, task.codec).to(device)
-    if compile_:
-        compile_layers(model)
-    step = make_step(model, MemoryObjective(model, run.model.rehearsal, RandomSampler()), split, settings)
-    batches = training_batches(split, settings.batch_size, 0, 0)
-    for _ in range(5):
-        step(*next(batches), settings.learning_rate)
-    ms = _median_ms(lambda: step(*next(batches), settings.learning_rate), steps, device)
-    memory = torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else float("nan")
-    return ms, memory
+        torch.cuda.synchronize()
 
 
-def bench_write(preset: str, batch_size: int | None, steps: int, device_name: str, precision: str) -> Iterator[str]:
+def bench_train(bench: Bench, out: Path | None) -> Iterator[str]:
+    """A training step with rehearsal: plain eager PyTorch, then the fast ways, and the floor."""
+    run = bench.run
+    rows: list[dict[str, Any]] = []
+    yield f"{bench.preset}, batch {run.train.batch_size}, {bench.precision}, {device_name(bench.device)}"
+    for way in WAYS[bench.device.type]:
+        ms, memory = bench.time_steps(way)
+        rows.append(_row(way.name, ms, run.train.batch_size, rows, memory))
+        yield _line(rows[-1])
+    work = bench.work()
+    rates = measure_rates(bench.device, torch.bfloat16 if bench.precision == "bf16" else torch.float32)
+    rows.append(_row("floor", rates.floor_ms(work), run.train.batch_size, rows, float("nan")))
+    yield _line(rows[-1])
+    yield f"a step is {work.flops / 1e9:.1f} GFLOP and {work.bytes / 1e9:.2f} GB; this machine showed "
+    yield f"{rates.flops / 1e12:.2f} TFLOP/s and {rates.bytes / 1e12:.3f} TB/s; an epoch is {bench.epoch} steps"
+    facts = {"flops": round(work.flops), "bytes": round(work.bytes), "tflops": round(rates.flops / 1e12, 3),
+             "tb_per_second": round(rates.bytes / 1e12, 4), "steps": bench.steps}  # fmt: skip
+    _write(out, "train", bench, rows, facts)
+
+
+def bench_scan(bench: Bench, out: Path | None) -> Iterator[str]:
+    """The write scan alone, forward and backward, over the longest streams."""
+    objective = bench.objective()
+    rows: list[dict[str, Any]] = []
+    longest = len(bench.split.buckets) - 1
+    streams = torch.arange(bench.run.train.batch_size) % len(bench.split.buckets[longest])
+    stream, machine = bench.split.batch(longest, streams).stream, objective.model.memorizer
+    with torch.no_grad(), autocast(bench.device, bench.precision):
+        features = machine.encoder(objective.model.embed(stream.items), stream.item_mask)
+    features = features.detach().requires_grad_()
+    b, t = stream.order.shape
+    yield f"{bench.preset}, {b} streams of {t} segments, {bench.precision}, {device_name(bench.device)}"
+    for name, plain in (("eager loop", True), ("fast scan", False)):
+
+        def scan() -> None:
+            with autocast(bench.device, bench.precision):
+                first = machine.initial_state(b).slots
+                scanned = machine.writer.scan(first, features, *stream[1:4], in_turn=stream.in_turn)
+            scanned.memories.square().mean().backward()
+
+        with reference_only() if plain else nullcontext():
+            ms, memory = _timed(scan, bench)
+        rows.append(_row(name, ms, b, rows, memory))
+        yield _line(rows[-1])
+    _write(out, "scan", bench, rows, {"segments": t})
+
+
+def bench_write(bench: Bench, out: Path | None) -> Iterator[str]:
     """Writing streams into memory: `write` for each segment against `write_stream`, which encodes all at once."""
-    device = pick_device(device_name)
-    run, task, split = _prepare(preset, batch_size, device)
-    model = build_model(run.model, task.codec).to(device).eval()
-    stream = split.batch(0, torch.arange(run.train.batch_size)).stream
+    model = bench.objective().model.eval()
+    stream = bench.split.batch(0, torch.arange(bench.run.train.batch_size)).stream
 
     @torch.no_grad()
-    def one_by_one() -> torch.Tensor:
+    def one_by_one() -> Tensor:
         state = model.initial_state(len(stream.order))
         for t in range(stream.order.shape[1]):
             index = stream.order[:, t]
@@ -93,11 +196,79 @@ def bench_write(preset: str, batch_size: int | None, steps: int, device_name: st
         return model.memorizer.memory(state)  # type: ignore[arg-type]
 
     @torch.no_grad()
-    def at_once() -> torch.Tensor:
+    def at_once() -> Tensor:
         return model.memorize(stream).memories[:, -1]
 
-    yield f"{preset}, {len(stream.order)} streams of {stream.order.shape[1]} segments, {precision}, {device}"
+    b, t = stream.order.shape
+    yield f"{bench.preset}, {b} streams of {t} segments, {bench.precision}, {device_name(bench.device)}"
     torch.testing.assert_close(one_by_one(), at_once(), rtol=1e-4, atol=1e-5)
-    slow, fast = (_median_ms(work, steps, device) for work in (one_by_one, at_once))
-    yield f"segment by segment   {slow:9.2f} ms"
-    yield f"encoded at once      {fast:9.2f} ms {slow / fast:6.2f} x"
+    rows: list[dict[str, Any]] = []
+    for name, work in (("segment by segment", one_by_one), ("encoded at once", at_once)):
+        rows.append(_row(name, *_timed(work, bench)[:1], b, rows, float("nan")))
+        yield _line(rows[-1])
+    _write(out, "write", bench, rows, {"segments": t})
+
+
+def _timed(work: Callable[[], object], bench: Bench) -> tuple[float, float]:
+    if bench.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    work()
+    wait(bench.device)
+    started = time.perf_counter()
+    for _ in range(bench.steps):
+        work()
+    wait(bench.device)
+    memory = torch.cuda.max_memory_allocated() / 2**20 if bench.device.type == "cuda" else float("nan")
+    return 1000 * (time.perf_counter() - started) / bench.steps, memory
+
+
+def _row(way: str, ms: float, streams: int, rows: list[dict[str, Any]], memory: float) -> dict[str, Any]:
+    first = rows[0]["ms_per_step"] if rows else ms
+    return {
+        "way": way,
+        "ms_per_step": round(ms, 3),
+        "streams_per_second": round(1000 * streams / ms),
+        "times_eager": round(first / ms, 2),
+        "peak_memory_mb": None if memory != memory else round(memory),
+    }
+
+
+def _line(row: dict[str, Any]) -> str:
+    memory = "" if row["peak_memory_mb"] is None else f" {row['peak_memory_mb']:8} MB"
+    return (
+        f"{row['way']:<20} {row['ms_per_step']:10.2f} ms {row['streams_per_second']:10} streams/s "
+        f"{row['times_eager']:7.2f} x eager{memory}"
+    )
+
+
+def _write(out: Path | None, kind: str, bench: Bench, rows: list[dict[str, Any]], facts: dict[str, Any]) -> None:
+    if out is None:
+        return
+    record = {
+        "benchmark": kind,
+        "preset": bench.preset,
+        "device": device_name(bench.device),
+        "precision": bench.precision,
+        "batch_size": bench.run.train.batch_size,
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "code": code_version(),
+        "rows": rows,
+        **facts,
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def device_name(device: torch.device) -> str:
+    """What the figures were measured on."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def make_bench(preset: str, batch_size: int | None, steps: int | None, device: str, precision: str) -> Bench:
+    """A benchmark; without a number of steps, an epoch on a GPU if that is short, and else a few."""
+    bench = Bench(preset, batch_size, steps or 0, pick_device(device), precision)
+    if not steps:
+        bench.steps = min(bench.epoch, 500) if bench.device.type == "cuda" else 5
+    return bench

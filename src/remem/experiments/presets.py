@@ -17,12 +17,13 @@ from remem.settings.tasks import BabiTask, SyntheticTask
 
 PAPER = ModelSettings()  # d_x = d_model = 128, K = 20, B = 6, two hops: the settings of both tasks here
 RM = rm_improvements(PAPER)
+RM_TEXT = replace(RM, reasoner=replace(RM.reasoner, tie_query_words=True))  # stories and questions share their words
 
 _SYNTHETIC = Run(
     method="rm-paper",
     task=SyntheticTask(),
     model=PAPER,
-    train=TrainSettings(steps=6000, batch_size=256, eval_every=500),
+    train=TrainSettings(steps=12_000, batch_size=256, schedule="cosine", eval_every=2000, checkpoint_every=2000),
     sampler_train=TrainSettings(steps=6000, batch_size=1024, eval_every=1000),
 )
 
@@ -30,7 +31,7 @@ _BABI = Run(
     method="rm-paper",
     task=BabiTask(),
     model=PAPER,
-    train=TrainSettings(steps=40_000, batch_size=128, eval_every=1000),
+    train=TrainSettings(steps=20_000, batch_size=128, schedule="cosine", eval_every=2000, checkpoint_every=2000),
     sampler_train=TrainSettings(steps=4000, batch_size=256, eval_every=1000),
 )
 
@@ -81,7 +82,9 @@ def _family(paper: Run, model: ModelSettings) -> list[Run]:
     ]
 
 
-PRESETS: dict[str, Run] = {f"{run.task.name}/{run.method}": run for run in _family(_SYNTHETIC, RM) + _family(_BABI, RM)}
+PRESETS: dict[str, Run] = {
+    f"{run.task.name}/{run.method}": run for run in _family(_SYNTHETIC, RM) + _family(_BABI, RM_TEXT)
+}
 
 
 def find_preset(name: str) -> Run:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import statistics
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
+from remem.errors import BadInput
 from remem.experiments.paper import LOWER_IS_BETTER, PAPER, TABLE_METRICS
 from remem.experiments.records import Record
 
 Table = dict[str, Any]
+Cells = dict[str, dict[str, Any]]  # method -> mean, std, n
+Runs = dict[str, list[tuple[Path, Record]]]  # method -> its records with their files
 
 
 def make_table(task: str, records: list[Record]) -> Table:
@@ -19,12 +25,12 @@ def make_table(task: str, records: list[Record]) -> Table:
     for record in records:
         by_method.setdefault(record["method"], []).append(record)
     methods = [*by_method, *(method for method in PAPER[task] if method not in by_method)]
-    return {"task": task, "rows": [_row(task, method, by_method.get(method, [])) for method in _ordered(task, methods)]}
+    return {"task": task, "rows": [_row(task, method, by_method.get(method, [])) for method in ordered(task, methods)]}
 
 
-def _ordered(task: str, methods: list[str]) -> list[str]:
+def ordered(task: str, methods: Iterable[str]) -> list[str]:
     """The paper's order first, then ours by name; a method without a number of ours or theirs has no row."""
-    paper = list(PAPER[task])
+    paper = list(PAPER.get(task, {}))
     return sorted(methods, key=lambda m: (paper.index(m) if m in paper else len(paper), m))
 
 
@@ -40,11 +46,51 @@ def _row(task: str, method: str, records: list[Record]) -> dict[str, Any]:
 
 def summary(metric: str, values: list[float]) -> dict[str, Any]:
     """Mean, standard deviation (of the sample; none for one seed), best, and number of seeds."""
-    if not values:
-        return {"mean": None, "std": None, "best": None, "n": 0}
-    best = min(values) if metric in LOWER_IS_BETTER else max(values)
+    best = (min if metric in LOWER_IS_BETTER else max)(values) if values else None
+    both = spread(values)
+    return {"mean": both["mean"], "std": both["std"], "best": best, "n": both["n"]}
+
+
+def spread(values: list[float]) -> dict[str, Any]:
+    """Mean and standard deviation of the sample (none for one value), and how many values there are."""
+    mean = statistics.fmean(values) if values else None
     std = statistics.stdev(values) if len(values) > 1 else None
-    return {"mean": statistics.fmean(values), "std": std, "best": best, "n": len(values)}
+    return {"mean": mean, "std": std, "n": len(values)}
+
+
+def make_parts(task: str, runs: Runs) -> Table:
+    """Test error of each bAbI task, their mean, and how many fail: mean and spread over each method's seeds."""
+    tests = {method: [_test_errors(path, record) for path, record in group] for method, group in runs.items()}
+    names = {name for group in tests.values() for test in group for name in test if _is_part(name)}
+
+    def cells(metric: str) -> Cells:
+        return {m: spread([test[metric] for test in group if metric in test]) for m, group in tests.items()}
+
+    return {
+        "task": task,
+        "seeds": {method: len(group) for method, group in runs.items()},
+        "rows": [{"part": name, "cells": cells(name)} for name in sorted(names, key=lambda name: int(name[2:]))],
+        "mean_error": cells("error"),
+        "failed_tasks": cells("failed_tasks"),
+    }
+
+
+def _is_part(metric: str) -> bool:
+    return re.fullmatch(r"qa\d+", metric) is not None
+
+
+def _test_errors(path: Path, record: Record) -> dict[str, float]:
+    test: dict[str, float] = record["metrics"].get("test", {})
+    if not any(_is_part(metric) for metric in test):
+        raise BadInput(f"{path} holds no error of single tasks (qa1 to qa20); only records of babi do.")
+    return test
+
+
+def format_parts(table: Table, style: str) -> str:
+    """One row per bAbI task, as Markdown or CSV."""
+    rows = [(row["part"], row["cells"]) for row in table["rows"]]
+    rows += [("mean error", table["mean_error"]), ("failed tasks", table["failed_tasks"])]
+    return format_columns("error (%)", table["seeds"], rows, style)
 
 
 def format_table(table: Table, style: str) -> str:
@@ -54,7 +100,30 @@ def format_table(table: Table, style: str) -> str:
     for metric in metrics:
         header += [f"{metric} mean", "std", "best", "paper"]
     header += ["seeds", "parameters", "floats/stream"]
-    rows = [_cells(row, metrics) for row in table["rows"]]
+    return _lines(header, [_cells(row, metrics) for row in table["rows"]], style)
+
+
+def format_columns(corner: str, seeds: dict[str, int], rows: list[tuple[str, Cells]], style: str) -> str:
+    """One column per method: mean ± spread (questions) in Markdown; in CSV each number has a column of its own."""
+    if style == "csv":
+        keys = [
+            key for key in ("mean", "std", "n", "questions") if any(key in c for _, row in rows for c in row.values())
+        ]
+        header = [corner, *(f"{method} {'seeds' if key == 'n' else key}" for method in seeds for key in keys)]
+        values = [[label, *(_plain(row[m].get(key)) for m in seeds for key in keys)] for label, row in rows]
+        return _lines(header, values, style)
+    header = [corner, *(f"{method}, {n} seed{'s' if n > 1 else ''}" for method, n in seeds.items())]
+    return _lines(header, [[label, *(_mean_and_spread(row[m]) for m in seeds)] for label, row in rows], style)
+
+
+def _mean_and_spread(cell: dict[str, Any]) -> str:
+    text = _number(cell["mean"])
+    if cell["std"] is not None:
+        text += f" ± {_number(cell['std'])}"
+    return text + (f" ({cell['questions']:,})" if cell.get("questions") else "")
+
+
+def _lines(header: list[str], rows: list[list[str]], style: str) -> str:
     if style == "csv":
         out = io.StringIO()
         csv.writer(out, lineterminator="\n").writerows([header, *rows])
@@ -73,4 +142,9 @@ def _cells(row: dict[str, Any], metrics: tuple[str, ...]) -> list[str]:
 
 
 def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+    # adding zero makes a rounded -0.00 plain
+    return "–" if value is None else f"{round(value, 2) + 0.0:.2f}"
+
+
+def _plain(value: float | None) -> str:
+    return "" if value is None else str(round(value, 4))

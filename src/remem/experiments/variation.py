@@ -14,7 +14,8 @@ MAX_LABEL = 80
 _NEUTRAL = {
     "method", "seed", "task.data", "model.rehearsal.sampler_from",
     *(f"{stage}.{field}" for stage in ("train", "sampler_train") for field in (
-        "precision", "capture", "compile", "log_every", "eval_every", "checkpoint_every", "nan_budget")),
+        "precision", "capture", "compile", "log_every", "eval_every", "checkpoint_every", "nan_budget",
+        "max_seconds")),
 }  # fmt: skip
 
 

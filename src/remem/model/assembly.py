@@ -53,7 +53,7 @@ class MemoryModel(nn.Module):
         """The memory along whole streams."""
         memorizer: Memorizer = self.memorizer
         state = memorizer.initial_state(len(stream.order)) if state is None else state
-        embedded = EmbeddedStream(self.embed(stream.items), stream.item_mask, stream.order, stream.segment_mask)
+        embedded = EmbeddedStream(self.embed(stream.items), *stream[1:])
         return memorizer.write_stream(state, embedded)
 
     def answer(

@@ -25,8 +25,3 @@ class AdditiveScore(nn.Module):
     def forward(self, query: Float[Tensor, "*b l"], keys: Float[Tensor, "*b k r"]) -> Float[Tensor, "*b k"]:
         """Scores of one query against several keys."""
         return self.pairs(self.left(query)[..., None, :], self.right(keys))
-
-
-def at_least_float32(values: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
-    """16-bit values widened before a softmax or a sum over time; 32 and 64 bits stay as they are."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))

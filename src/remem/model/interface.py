@@ -21,6 +21,8 @@ class EmbeddedStream(NamedTuple):
     item_mask: Bool[Tensor, "s n"]
     order: Int[Tensor, "b t"]
     segment_mask: Bool[Tensor, "b t"]
+    in_turn: bool = False
+    """Whether the table holds each stream's segments in turn, so that `order` counts from 0 to b t - 1."""
 
 
 class Trace(NamedTuple):
@@ -62,8 +64,9 @@ class DirectReasoner(Protocol):
 
 def gather_rows(values: Tensor, index: Int[Tensor, "b q"]) -> Tensor:
     """values[b, index[b, q]] for each stream: [b, t, ...] -> [b, q, ...]."""
-    rows = torch.arange(len(values), device=values.device)[:, None]
-    return values[rows, index]
+    # by rows of a table: the gradient of that is a plain sum into rows, without the sorting that `values[b, q]` needs
+    first = torch.arange(len(values), device=values.device)[:, None] * values.shape[1]
+    return values.flatten(0, 1).index_select(0, (first + index).flatten()).unflatten(0, index.shape)
 
 
 def detach_state(state: S) -> S:

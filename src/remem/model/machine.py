@@ -43,19 +43,14 @@ class MemoryMachine(nn.Module):
 
     def write(self, state: SlotState, segment: Segment) -> SlotState:
         """M^{t+1} from M^t and the segment X^t."""
-        features = self.encoder(segment.items, segment.mask)
-        slots, _ = self.writer(state.slots, features, self.writer.project(features), segment.mask)
+        slots, _ = self.writer(state.slots, self.encoder(segment.items, segment.mask), segment.mask)
         return SlotState(slots)
 
     def write_stream(self, state: SlotState, stream: EmbeddedStream) -> Trace:
-        """All segments in turn: encoded and projected in one call, so that only the write itself is sequential."""
+        """All segments in turn: encoded in one call, so that only the write itself is sequential."""
         features = self.encoder(stream.items, stream.item_mask)
-        item_side = self.writer.project(features)
-        item_mask = stream.item_mask[stream.order] & stream.segment_mask[..., None]  # [b, t, n]
-        slots, entropy = [state.slots], state.slots.new_zeros(())
-        for t in range(stream.order.shape[1]):
-            index = stream.order[:, t]
-            written, assignment = self.writer(slots[-1], features[index], item_side[index], item_mask[:, t])
-            slots.append(written)
-            entropy = entropy + torch.special.entr(assignment.detach()).sum()
-        return Trace(SlotState(slots[-1]), torch.stack(slots, dim=1), entropy / item_mask.sum().clamp(min=1))
+        scanned = self.writer.scan(
+            state.slots, features, stream.item_mask, stream.order, stream.segment_mask, in_turn=stream.in_turn
+        )
+        items = (stream.item_mask.sum(dim=1)[stream.order] * stream.segment_mask).sum()
+        return Trace(SlotState(scanned.memories[:, -1]), scanned.memories, scanned.entropy.sum() / items.clamp(min=1))

@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from remem.model.attention import AdditiveScore, at_least_float32
+from remem.model.attention import AdditiveScore
+from remem.ops.precision import at_least_float32
 
 
 class MultiHopReasoner(nn.Module):

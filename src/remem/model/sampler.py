@@ -9,8 +9,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from remem.data.batch import QueryBatch, StreamBatch
-from remem.model.attention import AdditiveScore, at_least_float32
+from remem.model.attention import AdditiveScore
 from remem.model.embed import IdQueryEncoder, ItemEmbedding, SentenceQueryEncoder
+from remem.ops.precision import at_least_float32
 
 
 class Sampler(Protocol):

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remem.errors import BadInput
+from remem.ops.paths import fast
+from remem.ops.segment_attention import segment_attention
 
 
 class PositionCode(nn.Module):
@@ -42,28 +44,38 @@ def sinusoids(length: int, dim: int) -> Float[Tensor, "n d"]:
 
 
 class MultiHeadAttention(nn.Module):
-    """Scaled dot-product attention in several heads; `keys` may be another sequence."""
+    """Scaled dot-product attention in several heads, of items to one another or to another sequence."""
 
-    def __init__(self, *, dim: int, num_heads: int, dropout: float) -> None:
+    def __init__(self, *, dim: int, num_heads: int) -> None:
         super().__init__()
         if dim % num_heads:
             raise BadInput(f"A width of {dim} cannot be split into {num_heads} heads; choose a divisor.")
-        self.num_heads, self.dropout = num_heads, dropout
+        self.num_heads = num_heads
         self.query, self.key, self.value, self.out = (nn.Linear(dim, dim) for _ in range(4))
 
-    def forward(
-        self,
-        queries: Float[Tensor, "b i d"],
-        keys: Float[Tensor, "b j d"],
-        key_mask: Bool[Tensor, "b j"] | None = None,
-    ) -> Float[Tensor, "b i d"]:
-        q, k, v = (self._heads(x) for x in (self.query(queries), self.key(keys), self.value(keys)))
-        mask = None if key_mask is None else key_mask[:, None, None, :]
-        mixed = F.scaled_dot_product_attention(q, k, v, mask, self.dropout if self.training else 0.0)
+    def within(self, items: Float[Tensor, "b n d"], mask: Bool[Tensor, "b n"]) -> Float[Tensor, "b n d"]:
+        """Each item attends to the real items of its own segment."""
+        q, k, v = self._heads(items, self.query, self.key, self.value)
+        if items.is_cuda and fast():
+            return self.out(segment_attention(q, k, v, mask).flatten(2))
+        return self._attend(q, k, v, mask[:, None, None, :])
+
+    def forward(self, queries: Float[Tensor, "b i d"], keys: Float[Tensor, "b j d"]) -> Float[Tensor, "b i d"]:
+        """Each query attends to all keys."""
+        (q,), (k, v) = self._heads(queries, self.query), self._heads(keys, self.key, self.value)
+        return self._attend(q, k, v, None)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [b, heads, i, d/heads]
+        mixed = F.scaled_dot_product_attention(q, k, v, mask)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # [b, heads, i, d/heads]
+    def _heads(self, x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
+        """Several projections in one product, each as [b, i, heads, d/heads]."""
+        weight, bias = (
+            torch.cat(parts) for parts in zip(*((layer.weight, layer.bias) for layer in layers), strict=True)
+        )
+        return F.linear(x, weight, bias).unflatten(-1, (len(layers), self.num_heads, -1)).unbind(-3)
 
 
 def attendable(mask: Bool[Tensor, "*b n"]) -> Bool[Tensor, "*b n"]:
@@ -96,13 +108,13 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, *, dim: int, num_heads: int, dropout: float, pre_norm: bool = False) -> None:
         super().__init__()
-        self.attention = MultiHeadAttention(dim=dim, num_heads=num_heads, dropout=dropout)
+        self.attention = MultiHeadAttention(dim=dim, num_heads=num_heads)
         self.feed_forward = _FeedForward(dim, dropout)
         self.residuals = nn.ModuleList(_Residual(dim=dim, dropout=dropout, pre_norm=pre_norm) for _ in range(2))
 
     def forward(self, x: Float[Tensor, "b n d"], mask: Bool[Tensor, "b n"]) -> Float[Tensor, "b n d"]:
         attend, feed = self.residuals
-        x = attend(x, lambda y: self.attention(y, y, mask))
+        x = attend(x, lambda y: self.attention.within(y, mask))
         return feed(x, self.feed_forward)
 
 
@@ -111,8 +123,8 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, *, dim: int, num_heads: int, dropout: float, pre_norm: bool = False) -> None:
         super().__init__()
-        self.attention = MultiHeadAttention(dim=dim, num_heads=num_heads, dropout=dropout)
-        self.recall = MultiHeadAttention(dim=dim, num_heads=num_heads, dropout=dropout)
+        self.attention = MultiHeadAttention(dim=dim, num_heads=num_heads)
+        self.recall = MultiHeadAttention(dim=dim, num_heads=num_heads)
         self.feed_forward = _FeedForward(dim, dropout)
         self.residuals = nn.ModuleList(_Residual(dim=dim, dropout=dropout, pre_norm=pre_norm) for _ in range(3))
 
@@ -122,8 +134,7 @@ class DecoderLayer(nn.Module):
         attend, recall, feed = self.residuals
 
         def within_fragments(y: Tensor) -> Tensor:
-            own = y.flatten(0, 1)
-            return self.attention(own, own, mask.flatten(0, 1)).view_as(y)
+            return self.attention.within(y.flatten(0, 1), mask.flatten(0, 1)).view_as(y)
 
         # all fragments of a stream ask the same memory, so its keys and values are computed once
         x = recall(attend(x, within_fragments), lambda y: self.recall(y.flatten(1, 2), memory).view_as(y))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from remem.model.attention import AdditiveScore, at_least_float32
+from remem.model.attention import AdditiveScore
+from remem.ops.write_scan import Scanned, ScanWeights, reference, write_scan
 
 
 class SlotWriter(nn.Module):
@@ -15,7 +15,8 @@ class SlotWriter(nn.Module):
 
     alpha_kn = w^T tanh(W_1 m_k + W_2 f_n + b)     l_k = sum_n softmax_k(alpha_kn) f_n     m_k' = GRU(m_k, l_k)
 
-    The softmax runs over the slots: each item hands out one unit of itself among them.
+    The softmax runs over the slots: each item hands out one unit of itself among them. The equations themselves are in
+    `remem.ops.write_scan.reference`.
     """
 
     def __init__(
@@ -37,52 +38,41 @@ class SlotWriter(nn.Module):
         self.aligned_gain = aligned_gain
         self.identity = nn.Parameter(torch.randn(num_slots, model_dim)) if slot_identity else None
 
-    def project(self, features: Float[Tensor, "*s n d"]) -> Float[Tensor, "*s n m"]:
-        """W_2 f_n + b: the item side of the scores, which needs no memory and so no waiting for it."""
-        return self.attention.right(features)
-
-    def assign(
-        self,
-        slots: Float[Tensor, "b k d"],
-        item_side: Float[Tensor, "b n m"],
-        item_mask: Bool[Tensor, "b n"],
-    ) -> Float[Tensor, "b k n"]:
-        """alpha-hat of Eq. 1: how each item is shared out among the slots; nothing of a padded item."""
-        slot_side = self.attention.left(slots)
-        if self.identity is not None:
-            slot_side = slot_side + self.identity
-        scores = self.attention.pairs(slot_side[:, :, None], item_side[:, None])  # [b, k, n]
-        return at_least_float32(scores).softmax(dim=1).masked_fill(~item_mask[:, None], 0.0)
-
-    def align(
-        self, assignment: Float[Tensor, "b k n"], features: Float[Tensor, "b n d"], item_mask: Bool[Tensor, "b n"]
-    ) -> Float[Tensor, "b k d"]:
-        """l_k of Eq. 1. A padded item may hold anything, so it is left out rather than multiplied by zero."""
-        real = features.masked_fill(~item_mask[..., None], 0.0)
-        return self.aligned_gain * (assignment.to(real.dtype) @ real)
-
-    def update(self, slots: Float[Tensor, "b k d"], aligned: Float[Tensor, "b k d"]) -> Float[Tensor, "b k d"]:
-        """m' = GRU(m, l) of Eq. 2, where torch's cell takes (input, hidden) and the paper (hidden, input).
-
-        Written out because a cell under autocast would round the slots to 16 bits at every step of the stream.
-        """
-        from_items = at_least_float32(F.linear(aligned, self.cell.weight_ih, self.cell.bias_ih))
-        from_slots = at_least_float32(F.linear(slots, self.cell.weight_hh, self.cell.bias_hh))
-        reset_i, keep_i, new_i = from_items.chunk(3, dim=-1)
-        reset_s, keep_s, new_s = from_slots.chunk(3, dim=-1)
-        reset, keep = torch.sigmoid(reset_i + reset_s), torch.sigmoid(keep_i + keep_s)
-        new = torch.tanh(new_i + reset * new_s)
-        return torch.lerp(new, slots.to(new.dtype), keep)
+    @property
+    def weights(self) -> ScanWeights:
+        """All that the scan needs, by the equations' names."""
+        attention, cell = self.attention, self.cell
+        return ScanWeights(
+            slot_side=attention.left.weight,
+            item_side=attention.right.weight,
+            item_side_bias=attention.right.bias,
+            identity=self.identity,
+            score=attention.score.weight[0],
+            items_to_gates=cell.weight_ih,
+            slots_to_gates=cell.weight_hh,
+            items_bias=cell.bias_ih,
+            slots_bias=cell.bias_hh,
+        )
 
     def forward(
+        self, slots: Float[Tensor, "b k d"], features: Float[Tensor, "b n d"], item_mask: Bool[Tensor, "b n"]
+    ) -> tuple[Float[Tensor, "b k d"], Float[Tensor, "b k n"]]:
+        """The slots after one segment, and how its items were shared out."""
+        weights = self.weights
+        item_side = reference.project(features, weights)
+        return reference.write_segment(slots, features, item_side, item_mask, weights, self.aligned_gain)
+
+    def scan(
         self,
         slots: Float[Tensor, "b k d"],
-        features: Float[Tensor, "b n d"],
-        item_side: Float[Tensor, "b n m"],
-        item_mask: Bool[Tensor, "b n"],
-    ) -> tuple[Float[Tensor, "b k d"], Float[Tensor, "b k n"]]:
-        """The slots after the segment, and how its items were shared out."""
-        assignment = self.assign(slots, item_side, item_mask)
-        written = self.update(slots, self.align(assignment, features, item_mask))
-        # rows whose segment is all padding have received nothing
-        return torch.where(item_mask.any(dim=-1)[:, None, None], written, slots), assignment
+        features: Float[Tensor, "s n d"],
+        item_mask: Bool[Tensor, "s n"],
+        order: Int[Tensor, "b t"],
+        segment_mask: Bool[Tensor, "b t"],
+        *,
+        in_turn: bool = False,
+    ) -> Scanned:
+        """The slots along whole streams, which point by `order` into the table of encoded segments."""
+        return write_scan(
+            slots, features, item_mask, order, segment_mask, self.weights, self.aligned_gain, in_turn=in_turn
+        )

@@ -24,7 +24,7 @@ class MachineSettings:
     num_heads: int = 4
     """Attention heads of the encoder."""
     dropout: float = 0.0
-    """Dropout inside the encoder; the paper names none."""
+    """Dropout on the output of each encoder sub-layer and inside its feed-forward; the paper names none."""
     aligned_gain: float = 1.0
     """Ours: constant factor on the aligned features l_k, which Eq. 1 leaves about K times smaller than the items."""
     write_score_gain: float = 1.0
@@ -90,7 +90,7 @@ class RehearsalSettings:
     num_heads: int = 4
     """Attention heads of the decoder."""
     dropout: float = 0.0
-    """Dropout inside the decoder; the paper names none."""
+    """The same for the decoder."""
     anytime: bool = False
     """Ours: rehearse from the memory at a random moment before the question, not only at the question itself."""
     read_norm: bool = False

@@ -27,6 +27,8 @@ class TrainSettings:
     """Largest gradient norm of a step."""
     precision: Literal["float32", "bf16"] = "float32"
     """Arithmetic of the forward pass; slots, softmaxes and losses stay in float32."""
+    max_seconds: float = 0.0
+    """Stop after this long, as if the last step had been reached; 0 sets no limit."""
     eval_every: int = 500
     """Steps between validations."""
     patience: int = 0

@@ -57,6 +57,7 @@ def fit(
     model.train()
     stop = settings.patience > 0 and progress.stale >= settings.patience
     while progress.step < settings.steps and not stop:
+        out_of_time = 0 < settings.max_seconds <= progress.seconds
         step(*next(batches), learning_rate(settings, progress.step))
         progress.step += 1
         log.step(progress.step)
@@ -66,11 +67,11 @@ def fit(
             _check_finite(progress, step, settings)
         if time_to_log:
             log.scalars(progress.step, {name: float(value) for name, value in step.logs.items()})
-        if progress.step % settings.eval_every == 0 or progress.step == settings.steps:
+        if progress.step % settings.eval_every == 0 or progress.step == settings.steps or out_of_time:
             score, metrics = validate()
             best = _take_score(progress, model, score, metrics, step.logs, best)
             log.validation(progress.step, metrics, best=progress.best_step == progress.step)
-            stop = settings.patience > 0 and progress.stale >= settings.patience
+            stop = out_of_time or (settings.patience > 0 and progress.stale >= settings.patience)
         progress.seconds = time.perf_counter() - started
         last = stop or progress.step == settings.steps
         if checkpoint is not None and (last or progress.step % settings.checkpoint_every == 0):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -15,7 +16,7 @@ from remem.model.assembly import MemoryModel
 from remem.model.fragments import Fragments, make_fragments, random_below
 from remem.model.interface import DirectReasoner, Trace, gather_rows
 from remem.model.rehearsal import familiarity_loss, item_set_distractors, recollection_loss, stream_distractors
-from remem.model.sampler import Sampler
+from remem.model.sampler import HistorySampler, Sampler
 from remem.settings.model import RehearsalSettings
 
 Logs = dict[str, Tensor]
@@ -60,19 +61,20 @@ def rehearsed_question(query: QueryBatch, *, anytime: bool = False) -> QueryBatc
 
 
 def rehearsal_losses(
-    model: MemoryModel, trace: Trace, batch: Batch, sampler: Sampler, settings: RehearsalSettings
+    model: MemoryModel,
+    memories: Float[Tensor, "b t+1 k d"],
+    stream: StreamBatch,
+    position: Int[Tensor, "b 1"],
+    chosen: tuple[Int[Tensor, "b f"], Bool[Tensor, "b f"]],
+    settings: RehearsalSettings,
 ) -> tuple[Tensor, Tensor]:
-    """L_rec and L_fam over the fragments the sampler chooses (Eq. 6), from the memory as it was at the question."""
+    """L_rec and L_fam over the fragments the sampler chose (Eq. 6), from the memory as it was at `position`."""
     if model.decoder is None:
         raise BadInput("This model was built without a rehearsal decoder; give a rehearsal weight above zero.")
-    query = rehearsed_question(batch.query, anytime=settings.anytime)
-    chosen, chosen_mask = sampler.choose(batch.stream, query, settings.num_fragments)
-    fragments = make_fragments(
-        batch.stream, chosen, chosen_mask, mask_ratio=settings.mask_ratio, replace_ratio=settings.replace_ratio
-    )
-    memory = gather_rows(trace.memories, query.position).squeeze(1)
+    fragments = make_fragments(stream, *chosen, mask_ratio=settings.mask_ratio, replace_ratio=settings.replace_ratio)
+    memory = gather_rows(memories, position).squeeze(1)
     rehearsed = model.decoder(fragments, model.embed, memory)
-    distractors = draw_distractors(batch.stream, fragments, model.embed.table.num_embeddings, settings)
+    distractors = draw_distractors(stream, fragments, model.embed.table.num_embeddings, settings)
     recollection = recollection_loss(
         rehearsed, fragments, model.embed, scale=model.decoder.recall_scale, distractors=distractors
     )
@@ -104,15 +106,31 @@ class MemoryObjective:
         if settings.enabled and sampler is None:
             raise BadInput("Rehearsal is on, but there is no sampler to choose fragments.")
         self.model, self.settings, self.sampler = model, settings, sampler
+        self._rehearsal_losses: Callable[..., tuple[Tensor, Tensor]] = rehearsal_losses
+
+    def compile(self) -> None:
+        """Compile what is one graph each; the scan between them has kernels of its own, and so has a GRU."""
+        # buckets of stream lengths have shapes of their own
+        torch._dynamo.config.recompile_limit = 64
+        self.model.memorizer.encoder.compile()
+        self.model.reasoner.compile()
+        self._rehearsal_losses = torch.compile(rehearsal_losses)
+        if isinstance(self.sampler, HistorySampler):
+            self.sampler.segment_means = torch.compile(self.sampler.segment_means)  # type: ignore[method-assign]
+
+    def rehearse(self, trace: Trace, batch: Batch) -> tuple[Tensor, Tensor]:
+        """L_rec and L_fam for one question of each stream."""
+        if self.sampler is None or not self.settings.enabled:
+            zero = trace.memories.new_zeros(())
+            return zero, zero
+        query = rehearsed_question(batch.query, anytime=self.settings.anytime)
+        chosen = self.sampler.choose(batch.stream, query, self.settings.num_fragments)
+        return self._rehearsal_losses(self.model, trace.memories, batch.stream, query.position, chosen, self.settings)
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Logs]:
         trace = self.model.memorize(batch.stream)
         answered = self.model.answer_all(trace, batch.query)
-        zero = answered.scores.new_zeros(())
-        recollection, familiarity = zero, zero
-        if self.sampler is not None and self.settings.enabled:
-            recollection, familiarity = rehearsal_losses(self.model, trace, batch, self.sampler, self.settings)
-        losses = Losses(reason_loss(answered.scores, batch.query), recollection, familiarity)
+        losses = Losses(reason_loss(answered.scores, batch.query), *self.rehearse(trace, batch))
         total = losses.total(self.settings)
         read_entropy = torch.special.entr(answered.read_weights.detach()).sum(dim=-1).mean(dim=-1)  # [b, q]
         read_entropy = read_entropy.masked_fill(~batch.query.mask, 0.0).sum() / batch.query.mask.sum().clamp(min=1)

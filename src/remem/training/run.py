@@ -17,8 +17,6 @@ from remem.model.assembly import MemoryModel
 from remem.model.build import build_model, build_sampler
 from remem.model.bundle import load_sampler, save_bundle, save_sampler, write_file
 from remem.model.sampler import HistorySampler, RandomSampler, Sampler
-from remem.model.transformer import DecoderLayer, EncoderLayer
-from remem.model.writer import SlotWriter
 from remem.settings.codec import to_json
 from remem.settings.run import Run
 from remem.tasks.base import Metrics, Task
@@ -70,9 +68,9 @@ class Trainer:
         sampler, stage_one = self._sampler(resume)
         torch.manual_seed(self.run.seed)
         model = build_model(self.run.model, self.task.codec).to(self.device)
-        if self.run.train.compile:
-            compile_layers(model)
         objective = MemoryObjective(model, self.run.model.rehearsal, sampler)
+        if self.run.train.compile:
+            objective.compile()
         settings = self.run.train
         with self._log(self.run.method, "model", settings.steps) as log:
             progress = fit(
@@ -124,12 +122,3 @@ class Trainer:
 
     def _log(self, title: str, stage: str, steps: int) -> StageLog:
         return StageLog(title, total=steps, folder=self.folder / "tensorboard" / stage, quiet=self.quiet)
-
-
-def compile_layers(model: MemoryModel) -> None:
-    """Compile what runs many times: encoder and decoder layers, and the write of one segment."""
-    # each bucket of stream lengths has shapes of its own, and shapes that never change are what makes it fast
-    torch._dynamo.config.recompile_limit = 64
-    for module in model.modules():
-        if isinstance(module, EncoderLayer | DecoderLayer | SlotWriter):
-            module.compile(dynamic=False)

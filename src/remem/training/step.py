@@ -70,6 +70,8 @@ class GraphedStep:
     waits = True
 
     def __init__(self, model: nn.Module, objective: Objective, split: Split, settings: TrainSettings) -> None:
+        # at these lengths cuDNN's attention takes several times as long as the others
+        torch.backends.cuda.enable_cudnn_sdp(False)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.device = self.parameters[0].device
         self.rate = torch.tensor(settings.learning_rate, device=self.device)
@@ -83,8 +85,6 @@ class GraphedStep:
         self.pool: Any = None
         self.logs: Logs = {}
         self.batch_ids = torch.empty(0)
-        for parameter in self.parameters:
-            parameter.grad = torch.zeros_like(parameter)
 
     def __call__(self, bucket: int, rows: Tensor, learning_rate: float) -> None:
         self.rate.fill_(learning_rate)
@@ -100,9 +100,7 @@ class GraphedStep:
         return int(self.count)
 
     def _update(self, bucket: int, rows: Tensor) -> Logs:
-        for parameter in self.parameters:
-            if parameter.grad is not None:
-                parameter.grad.zero_()
+        self.optimizer.zero_grad(set_to_none=True)  # so that the captured backward pass writes instead of adding
         logs, finite = backward(self.objective, self.parameters, self.split.batch(bucket, rows), self.settings)
         self.found_inf.copy_(~finite)
         self.count += self.found_inf

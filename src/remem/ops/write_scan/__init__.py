@@ -1,0 +1,144 @@
+"""The write scan (Eq. 1 and 2 over a whole stream): the one sequential part of rehearsal memory.
+
+`write_scan` takes the fastest way there is for its inputs; `reference.write_scan` is what all of them must equal.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from remem.ops.paths import HAS_TRITON, fast, reference_only
+from remem.ops.write_scan import reference
+from remem.ops.write_scan.cpu import CpuScan
+from remem.ops.write_scan.reference import Scanned, ScanWeights
+
+__all__ = ["ScanWeights", "Scanned", "reference_only", "write_scan"]
+
+
+def write_scan(
+    slots: Float[Tensor, "b k d"],
+    features: Float[Tensor, "s n d"],
+    item_mask: Bool[Tensor, "s n"],
+    order: Int[Tensor, "b t"],
+    segment_mask: Bool[Tensor, "b t"],
+    weights: ScanWeights,
+    gain: float,
+    *,
+    in_turn: bool = False,
+) -> Scanned:
+    """The memory along every stream. Under autocast the products are in 16 bits; slots and sums never are.
+
+    `in_turn` promises that `order` counts from 0 to b t - 1: then no gradient has to be added up by segment.
+    """
+    if not fast() or not order.numel() or not _has_fast_path(slots, features):
+        return reference.write_scan(slots, features, item_mask, order, segment_mask, weights, gain)
+    real = item_mask[order] & segment_mask[..., None]
+    scan = fused(slots, features, item_mask, weights, gain)
+    if not slots.is_cuda:
+        return Scanned(*CpuScan.apply(*scan[:2], real, order, *scan[2:]))  # type: ignore[no-untyped-call]
+    with torch.autocast("cuda", enabled=False):
+        memories, entropy, _, _ = _write_scan(*scan[:2], real, order, *scan[2:], in_turn)
+    return Scanned(memories, entropy)
+
+
+def fused(
+    slots: Float[Tensor, "b k d"],
+    features: Float[Tensor, "s n d"],
+    item_mask: Bool[Tensor, "s n"],
+    weights: ScanWeights,
+    gain: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Slots, items, weight, bias, new_bias and score of the fast scans, columns [score side | reset | keep | new].
+
+    The gates are linear in the aligned features, and those in the items: W sum_n a_kn f_n = sum_n a_kn W f_n. So W f_n
+    is computed for all items at once, before the scan, and half of the scan's arithmetic is gone.
+    """
+    d = slots.shape[2]
+    # a padded item may hold anything, and NaN times a gradient of zero is NaN
+    real = features.masked_fill(~item_mask[..., None], 0.0)
+    to_items = torch.cat([weights.item_side, gain * weights.items_to_gates])
+    items = F.linear(real, to_items, F.pad(weights.item_side_bias, (0, 3 * d)))
+    to_slots = torch.cat([weights.slot_side, weights.slots_to_gates])
+    # reset and keep add both their biases at once; that of new stays inside its gate on the slots' side
+    gates_bias = weights.slots_bias + F.pad(weights.items_bias[: 2 * d], (0, d))
+    identity = weights.identity
+    if identity is None:
+        identity = slots.new_zeros(slots.shape[1], len(weights.score))
+    bias = torch.cat([identity, gates_bias.expand(len(identity), -1)], dim=1)
+    return slots, items, to_slots, bias, weights.items_bias[2 * d :], weights.score
+
+
+def _has_fast_path(slots: Tensor, features: Tensor) -> bool:
+    if slots.dtype != torch.float32 or features.dtype not in (torch.float32, torch.bfloat16):
+        return False
+    if not slots.is_cuda:
+        return not torch.is_autocast_enabled("cpu") and features.dtype == torch.float32
+    widest = 256 if torch.is_autocast_enabled("cuda") or features.dtype == torch.bfloat16 else 128
+    return HAS_TRITON and features.shape[2] <= widest and max(features.shape[1], slots.shape[1]) <= 64
+
+
+# Operations of their own, so that torch.compile takes each as one node without looking inside; Triton is imported by
+# the first that runs, as the package must do without it.
+@torch.library.custom_op("remem::write_scan", mutates_args=())
+def _write_scan(
+    slots: Tensor, items: Tensor, real: Tensor, order: Tensor,
+    weight: Tensor, bias: Tensor, new_bias: Tensor, score: Tensor, in_turn: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    from remem.ops.write_scan.triton import forward
+
+    memories, entropy, shares, gates = forward(slots, items, real, order, weight, bias, new_bias, score)
+    return memories, entropy, shares, gates
+
+
+@_write_scan.register_fake
+def _(
+    slots: Tensor, items: Tensor, real: Tensor, order: Tensor,
+    weight: Tensor, bias: Tensor, new_bias: Tensor, score: Tensor, in_turn: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    (b, k, d), (_, t, n) = slots.shape, real.shape
+    gates = items.new_empty(b, t, k, 4 * d)
+    return slots.new_empty(b, t + 1, k, d), slots.new_empty(b, t), slots.new_empty(b, t, k, n), gates
+
+
+@torch.library.custom_op("remem::write_scan_backward", mutates_args=())
+def _write_scan_backward(
+    grad_memories: Tensor, items: Tensor, real: Tensor, order: Tensor,
+    weight: Tensor, bias: Tensor, score: Tensor, memories: Tensor, shares: Tensor, gates: Tensor,
+    in_turn: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    from remem.ops.write_scan.triton import backward
+
+    return backward(grad_memories, items, real, order, weight, bias, score, memories, shares, gates, in_turn)
+
+
+@_write_scan_backward.register_fake
+def _(
+    grad_memories: Tensor, items: Tensor, real: Tensor, order: Tensor,
+    weight: Tensor, bias: Tensor, score: Tensor, memories: Tensor, shares: Tensor, gates: Tensor,
+    in_turn: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    b, _, k, d = memories.shape
+    new_bias = weight.new_empty(d)
+    return (
+        memories.new_empty(b, k, d), items.new_empty(items.shape), weight.new_empty(weight.shape),
+        bias.new_empty(bias.shape), new_bias, score.new_empty(score.shape),
+    )  # fmt: skip
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, items, real, order, weight, bias, _, score, ctx.in_turn = inputs
+    memories, _, shares, gates = output
+    ctx.save_for_backward(items, real, order, weight, bias, score, memories, shares, gates)
+
+
+def _gradients(ctx: Any, grad_memories: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    slots, items, weight, bias, new_bias, score = _write_scan_backward(grad_memories, *ctx.saved_tensors, ctx.in_turn)
+    return slots, items, None, None, weight, bias, new_bias, score, None
+
+
+_write_scan.register_autograd(_gradients, setup_context=_keep)
