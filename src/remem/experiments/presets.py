@@ -17,13 +17,22 @@ from remem.settings.tasks import BabiTask, SyntheticTask
 
 PAPER = ModelSettings()  # d_x = d_model = 128, K = 20, B = 6, two hops: the settings of both tasks here
 RM = rm_improvements(PAPER)
-RM_TEXT = replace(RM, reasoner=replace(RM.reasoner, tie_query_words=True))  # stories and questions share their words
+# Short stories: questions share the stories' words, dropout against learning them by heart, and a light rehearsal, which
+# at its full weight gets in the way of the answers.
+RM_TEXT = replace(
+    RM,
+    machine=replace(RM.machine, dropout=0.1),
+    reasoner=replace(RM.reasoner, tie_query_words=True),
+    rehearsal=replace(RM.rehearsal, recollection_weight=0.1, familiarity_weight=0.05),
+)
 
 _SYNTHETIC = Run(
     method="rm-paper",
     task=SyntheticTask(),
     model=PAPER,
-    train=TrainSettings(steps=12_000, batch_size=256, schedule="cosine", eval_every=2000, checkpoint_every=2000),
+    train=TrainSettings(
+        steps=10_000, batch_size=256, schedule="cosine", warmup_steps=1000, eval_every=1000, checkpoint_every=2000
+    ),
     sampler_train=TrainSettings(steps=6000, batch_size=1024, eval_every=1000),
 )
 
@@ -31,7 +40,15 @@ _BABI = Run(
     method="rm-paper",
     task=BabiTask(),
     model=PAPER,
-    train=TrainSettings(steps=20_000, batch_size=128, schedule="cosine", eval_every=2000, checkpoint_every=2000),
+    train=TrainSettings(
+        steps=14_000,
+        batch_size=128,
+        learning_rate=2e-3,
+        schedule="cosine",
+        warmup_steps=1000,
+        eval_every=2000,
+        checkpoint_every=2000,
+    ),
     sampler_train=TrainSettings(steps=4000, batch_size=256, eval_every=1000),
 )
 
