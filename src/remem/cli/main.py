@@ -13,6 +13,7 @@ COMMANDS = {
     "eval": "test a saved model, on its own test set or on your data",
     "ask": "answer questions about a story with a saved model",
     "table": "print a task's table: ours beside the paper's",
+    "ablate": "undo each change from rm-paper to rm alone, on a small task, and print what that does",
     "plot": "draw what the records say: forgetting by age, learning curves, error by task",
     "data": "import and inspect data",
     "bench": "measure speed, before and after in one run",

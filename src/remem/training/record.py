@@ -85,15 +85,20 @@ def rounded(metrics: dict[str, float]) -> dict[str, float]:
 
 
 def code_version() -> dict[str, Any]:
-    """The commit this code is at: of the checkout it runs from, else $REMEM_COMMIT, else the installed release."""
+    """The commit this code is at: $REMEM_COMMIT where it is set, else of the checkout it runs from, else the release.
+
+    The variable comes first: a copy of a tree may carry a repository that stands at another commit.
+    """
     version = importlib.metadata.version("remem") if _is_installed() else None
+    if told := os.environ.get("REMEM_COMMIT"):
+        return {"version": version, "commit": told, "dirty": False}
     source = Path(__file__).resolve().parents[3]
     commit = _git(source, "rev-parse", "HEAD") if (source / ".git").exists() else ""
     if commit:
         dirty = bool(_git(source, "status", "--porcelain", "--untracked-files=no"))
         return {"version": version, "commit": commit, "dirty": dirty}
     released = f"v{version}" if version else None
-    return {"version": version, "commit": os.environ.get("REMEM_COMMIT") or released, "dirty": False}
+    return {"version": version, "commit": released, "dirty": False}
 
 
 def _is_installed() -> bool:

@@ -1,0 +1,224 @@
+"""Which change from `rm-paper` to `rm` does what: each undone alone, on two tasks small enough for one CPU core.
+
+The runs are short and the models small: a wide gap is a lead, a narrow one is noise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from remem.errors import BadInput
+from remem.experiments.presets import PAPER, RM, RM_TEXT
+from remem.experiments.records import Record
+from remem.experiments.tables import spread
+from remem.experiments.variation import name_variation
+from remem.settings.codec import from_json
+from remem.settings.model import ModelSettings, without_rehearsal
+from remem.settings.run import Run, TrainSettings
+from remem.settings.tasks import BabiTask, SyntheticTask
+
+FIGURES = ("slot_spread", "write_entropy", "read_entropy")
+CURVE_POINTS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One thing that `rm` has and this row lacks."""
+
+    name: str
+    """Row of the table: `rm-without-NAME`."""
+    fields: tuple[str, ...]
+    """What it sets, by the dotted names of a run's settings."""
+
+    @property
+    def method(self) -> str:
+        """The row's name."""
+        return f"rm-without-{self.name}"
+
+
+CHANGES = (
+    Change(name="pre-norm", fields=("model.pre_norm",)),
+    Change(name="learned-positions", fields=("model.embedding.position",)),
+    Change(name="aligned-gain", fields=("model.machine.aligned_gain",)),
+    Change(name="write-score-gain", fields=("model.machine.write_score_gain",)),
+    Change(name="slot-identity", fields=("model.machine.slot_identity",)),
+    Change(name="read-score-gain", fields=("model.reasoner.read_score_gain",)),
+    Change(name="reasoner-read-norm", fields=("model.reasoner.read_norm",)),
+    Change(name="scaled-recall", fields=("model.rehearsal.scaled_recall",)),
+    Change(name="decoder-read-norm", fields=("model.rehearsal.read_norm",)),
+    Change(name="anytime", fields=("model.rehearsal.anytime",)),
+    Change(name="warm-up", fields=("train.warmup_steps",)),
+)
+# what the short stories need on top (see RM_TEXT)
+TEXT_CHANGES = (
+    Change(name="tied-words", fields=("model.reasoner.tie_query_words",)),
+    Change(name="dropout", fields=("model.machine.dropout",)),
+    Change(
+        name="light-rehearsal",
+        fields=("model.rehearsal.recollection_weight", "model.rehearsal.familiarity_weight"),
+    ),
+)
+
+
+def _small(model: ModelSettings, width: int) -> ModelSettings:
+    """The same method at sizes that one core trains in well under a minute."""
+    return replace(
+        model,
+        item_dim=width,
+        model_dim=width,
+        machine=replace(model.machine, num_slots=8, encoder_layers=1),
+        rehearsal=replace(model.rehearsal, num_fragments=2, decoder_layers=1),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ablation:
+    """A reduced task with its `rm` and `rm-paper`, and the changes between them."""
+
+    rm: Run
+    paper: Run
+    changes: tuple[Change, ...]
+    test: tuple[str, ...]
+    """Test metrics of the table, in percent."""
+    curve: str
+    """Validation metric of the table's learning curve."""
+
+    def runs(self, steps: int | None = None) -> dict[str, Run]:
+        """Every row by its own name, in the order of the table; other steps show in a run's method."""
+        plain = replace(self.rm, method="rm-no-rehearsal", model=without_rehearsal(self.rm.model))
+        rows = [self.rm, self.paper, plain, *(undo(self.rm, change) for change in self.changes)]
+        if steps is None:
+            return {row.method: row for row in rows}
+        return {row.method: name_variation(row, replace(row, train=replace(row.train, steps=steps))) for row in rows}
+
+
+def undo(rm: Run, change: Change) -> Run:
+    """`rm` without one change: its fields get their defaults, which are the paper's plain form and no warm-up."""
+    plain = Run(task=rm.task)
+    for field in change.fields:
+        rm = _with_field(rm, field.split("."), plain)
+    return replace(rm, method=change.method)
+
+
+def _with_field(settings: Any, path: list[str], plain: Any) -> Any:
+    """Settings with one field, found by its path, as in other settings."""
+    name, *rest = path
+    value = getattr(plain, name)
+    return replace(settings, **{name: _with_field(getattr(settings, name), rest, value) if rest else value})
+
+
+# Sizes were chosen by the validation score of `rm` alone: well above chance at the last step, and still rising.
+_SYNTHETIC = Run(
+    method="rm-paper",
+    task=SyntheticTask(
+        name="synthetic-small",
+        num_groups=5,
+        num_facts=100,
+        stream_len=50,
+        num_queries=5,
+        num_answers=5,
+        evidence_len=3,
+        samples_per_chain=400,
+        eval_samples_per_chain=20,
+        segment_len=10,
+    ),
+    model=_small(PAPER, 48),
+    train=TrainSettings(
+        steps=600,
+        batch_size=32,
+        learning_rate=2e-3,
+        schedule="cosine",
+        warmup_steps=75,
+        eval_every=150,
+        checkpoint_every=150,
+    ),
+    sampler_train=TrainSettings(steps=300, batch_size=256, learning_rate=2e-3, eval_every=300),
+)
+_BABI = Run(
+    method="rm-paper",
+    task=BabiTask(name="babi-small", tasks=(1, 11)),
+    model=_small(PAPER, 64),
+    train=TrainSettings(
+        steps=240,
+        batch_size=32,
+        learning_rate=2e-3,
+        schedule="cosine",
+        warmup_steps=30,
+        eval_every=60,
+        checkpoint_every=60,
+    ),
+    sampler_train=TrainSettings(steps=100, batch_size=64, learning_rate=2e-3, eval_every=100),
+)
+ABLATIONS: dict[str, Ablation] = {
+    "synthetic-small": Ablation(
+        rm=replace(_SYNTHETIC, method="rm", model=_small(RM, 48)),
+        paper=_SYNTHETIC,
+        changes=CHANGES,
+        test=("early", "later"),
+        curve="accuracy",
+    ),
+    "babi-small": Ablation(
+        rm=replace(_BABI, method="rm", model=_small(RM_TEXT, 64)),
+        paper=_BABI,
+        changes=CHANGES + TEXT_CHANGES,
+        test=("error", "qa1", "qa11"),
+        curve="error",
+    ),
+}
+
+
+def find_ablation(task: str) -> Ablation:
+    """The ablation of a task; an unknown one is answered with those there are."""
+    if task not in ABLATIONS:
+        raise BadInput(f"There is no ablation of {task!r}. There are: {', '.join(ABLATIONS)}.")
+    return ABLATIONS[task]
+
+
+def check_same(run: Run, config: dict[str, Any], where: str) -> None:
+    """Refuse what was made with other settings: it would be another run under the same name."""
+    other = name_variation(run, replace(from_json(Run, config), method=run.method))
+    if other.method != run.method:
+        raise BadInput(
+            f"{where} was made with other settings than `remem ablate` has now ({other.method}); "
+            "move it away, or name another folder."
+        )
+
+
+def make_rows(ablation: Ablation, runs: list[Run], records: list[Record]) -> tuple[list[str], list[list[str]]]:
+    """Header and cells, a row for each method with a record: test, validation curve, and the use of the slots."""
+    groups = {run.method: [r for r in records if r["method"] == run.method] for run in runs}
+    groups = {method: group for method, group in groups.items() if group}
+    steps = _curve_steps([point["step"] for group in groups.values() for r in group for point in r["history"]])
+    header = ["method", *(f"test {metric}" for metric in ablation.test)]
+    header += [f"valid {ablation.curve} at {step}" for step in steps]
+    header += [*(name.replace("_", " ") for name in FIGURES), "seeds"]
+    return header, [[method, *_cells(ablation, group, steps), str(len(group))] for method, group in groups.items()]
+
+
+def _cells(ablation: Ablation, group: list[Record], steps: list[int]) -> list[str]:
+    cells = [_number([r["metrics"]["test"][metric] for r in group]) for metric in ablation.test]
+    for step in steps:
+        points = [point for r in group for point in r["history"] if point["step"] == step]
+        cells.append(_number([point[ablation.curve] for point in points]))
+    return cells + [_number([r["history"][-1][name] for r in group], places=2) for name in FIGURES]
+
+
+def _curve_steps(steps: list[int]) -> list[int]:
+    """A few of the steps, evenly spaced, the last among them."""
+    every = sorted(set(steps))
+    count = min(CURVE_POINTS, len(every))
+    return [every[(i + 1) * len(every) // count - 1] for i in range(count)]
+
+
+def _number(values: list[float], places: int = 1) -> str:
+    both = spread(values)
+    if both["mean"] is None:
+        return "–"
+    return f"{both['mean']:.{places}f}" + ("" if both["std"] is None else f" ± {both['std']:.{places}f}")
+
+
+def as_markdown(header: list[str], rows: list[list[str]]) -> str:
+    """The table as Markdown."""
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
