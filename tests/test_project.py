@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from remem.cli.main import main
 from remem.experiments.records import read_record, read_records
 from remem.experiments.tables import format_table, make_table
+from remem.model.bundle import load_bundle
+from remem.streaming.memory import StreamMemory
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "examples").glob("*.py")])
@@ -77,19 +80,47 @@ def between_marks(text: str, mark: str) -> str:
     return text[start : text.index("<!-- end -->", start)].strip()
 
 
-def test_the_readmes_table_is_made_from_the_records() -> None:
-    table = format_table(make_table("synthetic", read_records(ROOT / "results", "synthetic")), "md")
-    assert between_marks((ROOT / "README.md").read_text(), "remem table synthetic") == table
+@pytest.mark.parametrize("task", ["synthetic", "babi"])
+def test_the_readmes_tables_are_made_from_the_records(task: str) -> None:
+    table = format_table(make_table(task, read_records(ROOT / "results", task)), "md")
+    assert between_marks((ROOT / "README.md").read_text(), f"remem table {task}") == table
+
+
+def test_the_table_by_babi_task_is_made_from_the_records(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plot", "tasks", "babi", "--results", str(ROOT / "results")]) == 0
+    assert (
+        between_marks((ROOT / "docs" / "babi.md").read_text(), "remem plot tasks babi")
+        == capsys.readouterr().out.strip()
+    )
+
+
+@pytest.mark.parametrize("name", ["demo", "synthetic", "babi"])
+def test_a_shipped_model_is_small_whole_and_has_its_record(name: str) -> None:
+    folder = ROOT / "models" / name
+    assert (folder / "model.safetensors").stat().st_size <= 8 * 2**20
+    bundle, record = load_bundle(folder), json.loads((folder / "record.json").read_text())
+    assert bundle.fingerprint == record["model"]["fingerprint"]
+    if name != "demo":
+        published = [r for r in read_records(ROOT / "results", name) if r["model"]["fingerprint"] == bundle.fingerprint]
+        assert published == [record]
+
+
+def test_the_shipped_babi_model_answers_a_story_it_has_never_seen() -> None:
+    memory = StreamMemory.open(ROOT / "models" / "babi")
+    memory.write_many(["Mary moved to the bathroom.", "John went to the hallway.", "Mary journeyed to the garden."])
+    assert memory.query("Where is Mary?").answer == "garden"
+    assert memory.query("Where is John?").answer == "hallway"
 
 
 def test_the_performance_page_is_made_from_the_records() -> None:
     lines = [
-        "| preset | batch | way | ms/step | streams/s | x eager | MB |",
-        "| --- | ---: | --- | ---: | ---: | ---: | ---: |",
+        "| bench | preset | device | batch | way | ms | streams/s | x eager | MB |",
+        "| --- | --- | --- | ---: | --- | ---: | ---: | ---: | ---: |",
     ]
     for path in sorted((ROOT / "results" / "bench").glob("*.json")):
         bench = json.loads(path.read_text())
         for row in bench["rows"]:
-            cells = [bench["preset"], bench["batch_size"], *row.values()]
+            values = ["–" if value is None else value for value in row.values()]
+            cells = [bench["benchmark"], bench["preset"], bench["device"], bench["batch_size"], *values]
             lines.append("| " + " | ".join(map(str, cells)) + " |")
     assert between_marks((ROOT / "docs" / "performance.md").read_text(), "bench") == "\n".join(lines)

@@ -64,7 +64,7 @@ def _train_series(rows: dict[str, Run], options: Options) -> None:
         _check_folder(run, _folder(run, options))
         record = records.get((run.method, run.seed))
         if record is not None:
-            check_same(run, record["config"], f"The record of {run.method}, seed {run.seed}, in {options.results}")
+            check_same(run, record["config"], f"The record of {run.method}, seed {run.seed},")
         if options.only and name not in options.only:
             continue
         if record is not None:

@@ -177,18 +177,23 @@ def find_ablation(task: str) -> Ablation:
 
 def check_same(run: Run, config: dict[str, Any], where: str) -> None:
     """Refuse what was made with other settings: it would be another run under the same name."""
+    # the method is what we compare for; what differs is written behind it
     other = name_variation(run, replace(from_json(Run, config), method=run.method))
     if other.method != run.method:
         raise BadInput(
-            f"{where} was made with other settings than `remem ablate` has now ({other.method}); "
+            f"{where} was made with other settings than the ablation has now ({other.method}); "
             "move it away, or name another folder."
         )
 
 
 def make_rows(ablation: Ablation, runs: list[Run], records: list[Record]) -> tuple[list[str], list[list[str]]]:
     """Header and cells, a row for each method with a record: test, validation curve, and the use of the slots."""
-    groups = {run.method: [r for r in records if r["method"] == run.method] for run in runs}
-    groups = {method: group for method, group in groups.items() if group}
+    groups: dict[str, list[Record]] = {}
+    for run in runs:
+        for record in records:
+            if record["method"] == run.method:
+                check_same(run, record["config"], f"The record of {run.method}, seed {record['seed']},")
+                groups.setdefault(run.method, []).append(record)
     steps = _curve_steps([point["step"] for group in groups.values() for r in group for point in r["history"]])
     header = ["method", *(f"test {metric}" for metric in ablation.test)]
     header += [f"valid {ablation.curve} at {step}" for step in steps]

@@ -17,8 +17,8 @@ from remem.settings.tasks import BabiTask, SyntheticTask
 
 PAPER = ModelSettings()  # d_x = d_model = 128, K = 20, B = 6, two hops: the settings of both tasks here
 RM = rm_improvements(PAPER)
-# Short stories: questions share the stories' words, dropout against learning them by heart, and a light rehearsal, which
-# at its full weight gets in the way of the answers.
+# Short stories: questions share the stories' words, dropout against learning them by heart, and a light rehearsal:
+# at its full weight it gets in the way of the answers.
 RM_TEXT = replace(
     RM,
     machine=replace(RM.machine, dropout=0.1),

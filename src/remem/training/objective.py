@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -62,19 +62,14 @@ def rehearsed_question(query: QueryBatch, *, anytime: bool = False) -> QueryBatc
 
 def rehearsal_losses(
     model: MemoryModel,
-    memories: Float[Tensor, "b t+1 k d"],
-    stream: StreamBatch,
-    position: Int[Tensor, "b 1"],
-    chosen: tuple[Int[Tensor, "b f"], Bool[Tensor, "b f"]],
-    settings: RehearsalSettings,
+    fragments: Fragments,
+    memory: Float[Tensor, "b k d"],
+    distractors: Int[Tensor, "b f j"] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """L_rec and L_fam over the fragments the sampler chose (Eq. 6), from the memory as it was at `position`."""
+    """L_rec and L_fam of the fragments (Eq. 6), as the decoder makes them out from the memory."""
     if model.decoder is None:
         raise BadInput("This model was built without a rehearsal decoder; give a rehearsal weight above zero.")
-    fragments = make_fragments(stream, *chosen, mask_ratio=settings.mask_ratio, replace_ratio=settings.replace_ratio)
-    memory = gather_rows(memories, position).squeeze(1)
     rehearsed = model.decoder(fragments, model.embed, memory)
-    distractors = draw_distractors(stream, fragments, model.embed.table.num_embeddings, settings)
     recollection = recollection_loss(
         rehearsed, fragments, model.embed, scale=model.decoder.recall_scale, distractors=distractors
     )
@@ -108,24 +103,33 @@ class MemoryObjective:
         self.model, self.settings, self.sampler = model, settings, sampler
         self._rehearsal_losses: Callable[..., tuple[Tensor, Tensor]] = rehearsal_losses
 
-    def compile(self) -> None:
-        """Compile what is one graph each; the scan between them has kernels of its own, and so has a GRU."""
-        # buckets of stream lengths have shapes of their own
+    def compile(self, backend: str = "inductor") -> None:
+        """Compile what is one graph each; the scan between them has kernels of its own, and so has a GRU.
+
+        Left out is what sees whole streams, but for one lookup: its shapes differ from bucket to bucket, and each would
+        be compiled anew.
+        """
         torch._dynamo.config.recompile_limit = 64
-        self.model.memorizer.encoder.compile()
-        self.model.reasoner.compile()
-        self._rehearsal_losses = torch.compile(rehearsal_losses)
+        self.model.memorizer.encoder.compile(backend=backend)
+        self.model.reasoner.compile(backend=backend)
+        self._rehearsal_losses = torch.compile(rehearsal_losses, backend=backend)
         if isinstance(self.sampler, HistorySampler):
-            self.sampler.segment_means = torch.compile(self.sampler.segment_means)  # type: ignore[method-assign]
+            self.sampler.segment_means = torch.compile(self.sampler.segment_means, backend=backend)  # type: ignore[method-assign]
 
     def rehearse(self, trace: Trace, batch: Batch) -> tuple[Tensor, Tensor]:
         """L_rec and L_fam for one question of each stream."""
         if self.sampler is None or not self.settings.enabled:
             zero = trace.memories.new_zeros(())
             return zero, zero
-        query = rehearsed_question(batch.query, anytime=self.settings.anytime)
-        chosen = self.sampler.choose(batch.stream, query, self.settings.num_fragments)
-        return self._rehearsal_losses(self.model, trace.memories, batch.stream, query.position, chosen, self.settings)
+        settings, stream = self.settings, batch.stream
+        query = rehearsed_question(batch.query, anytime=settings.anytime)
+        chosen = self.sampler.choose(stream, query, settings.num_fragments)
+        fragments = make_fragments(
+            stream, *chosen, mask_ratio=settings.mask_ratio, replace_ratio=settings.replace_ratio
+        )
+        memory = gather_rows(trace.memories, query.position).squeeze(1)  # as it was at the question
+        distractors = draw_distractors(stream, fragments, self.model.embed.table.num_embeddings, settings)
+        return self._rehearsal_losses(self.model, fragments, memory, distractors)
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Logs]:
         trace = self.model.memorize(batch.stream)

@@ -1,0 +1,39 @@
+"""Compiled parts, in a process of their own: torch.compile cannot look through the shape checks of the test run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+CODE = """
+from dataclasses import replace
+import torch
+from remem.experiments.presets import DEMO
+from remem.model.build import build_model, build_sampler
+from remem.tasks.load import load_task
+from remem.training.objective import MemoryObjective
+
+task = load_task(replace(DEMO.task, samples_per_chain=2))
+batch = task.load("train").batch(0, torch.arange(6))
+torch.manual_seed(0)
+model = build_model(DEMO.model, task.codec)
+teacher = build_sampler(DEMO.model, task.codec).eval().requires_grad_(False)
+results = []
+for compiled in (False, True):
+    objective = MemoryObjective(model, DEMO.model.rehearsal, teacher)
+    if compiled:
+        objective.compile(backend="aot_eager")
+    torch.manual_seed(4)
+    model.zero_grad()
+    total, logs = objective(batch)
+    total.backward()
+    results.append([*logs.values(), *(p.grad.clone() for p in model.parameters())])
+for plain, fast in zip(*results, strict=True):
+    torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-5)
+assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 4, "nothing was compiled"
+"""
+
+
+def test_compiling_changes_no_loss_and_no_gradient() -> None:
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
