@@ -196,12 +196,30 @@ def test_demo_trains_two_models_and_reads_a_stream(here: Path, capsys: pytest.Ca
     assert (here / "demo" / "rm" / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize("kind", ["write", "train"])
-def test_benchmarks_print_before_and_after(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("bench", kind, "--batch-size", "2", "--steps", "1", "--device", "cpu") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) >= 2
-    assert "ms" in lines[-1]
+@pytest.mark.parametrize(
+    ("kind", "ways"),
+    [
+        ("write", ["segment by segment", "encoded at once"]),
+        ("scan", ["eager loop", "fast scan"]),
+        ("train", ["eager", "fast scan", "floor"]),
+    ],
+)
+def test_benchmarks_print_and_record_before_and_after(
+    kind: str, ways: list[str], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ("--out", "figures/bench.json")
+    assert run("bench", kind, "--batch-size", "2", "--steps", "1", "--device", "cpu", *out) == 0
+    printed = capsys.readouterr().out.splitlines()[1:]
+    record = json.loads((here / "figures" / "bench.json").read_text())
+    assert [row["way"] for row in record["rows"]] == ways
+    assert record["rows"][0]["times_eager"] == 1
+    assert record["code"]["commit"]
+    for row, line in zip(record["rows"], printed, strict=False):
+        assert line.startswith(row["way"])
+        assert f"{row['ms_per_step']:.2f} ms" in line
+    if kind == "train":  # arithmetic and bytes alone take less time than the step itself
+        assert record["flops"] > 0
+        assert record["rows"][-1]["ms_per_step"] < record["rows"][0]["ms_per_step"]
 
 
 def test_data_export_writes_streams(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -148,8 +148,10 @@ def bench_train(bench: Bench, out: Path | None) -> Iterator[str]:
     rates = measure_rates(bench.device, torch.bfloat16 if bench.precision == "bf16" else torch.float32)
     rows.append(_row("floor", rates.floor_ms(work), run.train.batch_size, rows, float("nan")))
     yield _line(rows[-1])
-    yield f"a step is {work.flops / 1e9:.1f} GFLOP and {work.bytes / 1e9:.2f} GB; this machine showed "
-    yield f"{rates.flops / 1e12:.2f} TFLOP/s and {rates.bytes / 1e12:.3f} TB/s; an epoch is {bench.epoch} steps"
+    yield (
+        f"a step is {work.flops / 1e9:.1f} GFLOP and {work.bytes / 1e9:.2f} GB; this machine showed "
+        f"{rates.flops / 1e12:.2f} TFLOP/s and {rates.bytes / 1e12:.3f} TB/s; an epoch is {bench.epoch} steps"
+    )
     facts = {"flops": round(work.flops), "bytes": round(work.bytes), "tflops": round(rates.flops / 1e12, 3),
              "tb_per_second": round(rates.bytes / 1e12, 4), "steps": bench.steps}  # fmt: skip
     _write(out, "train", bench, rows, facts)
