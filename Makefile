@@ -21,6 +21,7 @@ format: setup          ## put the code into shape
 	$(BIN)/ruff format .
 
 bench: setup           ## speed on this machine, before and after in one run
+	$(BIN)/remem bench scan --batch-size 32
 	$(BIN)/remem bench write --batch-size 32
 	$(BIN)/remem bench train --batch-size 32 --steps 5
 

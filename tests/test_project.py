@@ -94,6 +94,13 @@ def test_the_table_by_babi_task_is_made_from_the_records(capsys: pytest.CaptureF
     )
 
 
+@pytest.mark.parametrize("task", ["synthetic-small", "babi-small"])
+def test_the_ablation_tables_are_made_from_the_records(task: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ablate", task, "--table", "--results", str(ROOT / "results")]) == 0
+    page = between_marks((ROOT / "docs" / "learning.md").read_text(), f"remem ablate {task} --table")
+    assert page == capsys.readouterr().out.strip()
+
+
 @pytest.mark.parametrize("name", ["demo", "synthetic", "babi"])
 def test_a_shipped_model_is_small_whole_and_has_its_record(name: str) -> None:
     folder = ROOT / "models" / name
