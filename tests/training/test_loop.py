@@ -153,6 +153,15 @@ def _fit(
     return model, progress
 
 
+def test_a_run_that_is_out_of_time_ends_with_its_test_and_record(tiny_run: Run, tmp_path: Path) -> None:
+    train = replace(tiny_run.train, steps=1000, eval_every=500, max_seconds=1e-9)
+    _, record = Trainer(replace(tiny_run, train=train), tmp_path / "run", device=CPU, quiet=True).train()
+    assert record["cost"]["steps"] == record["cost"]["best_step"] == 2  # the first step sets the clock
+    assert [validation["step"] for validation in record["history"]] == [2]
+    assert record["metrics"]["test"]
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
 def test_early_stopping_waits_for_its_patience(tiny_run: Run) -> None:
     settings = replace(tiny_run.train, steps=100, eval_every=1, patience=2)
     _, progress = _fit(tiny_run, settings, [1.0, 3.0, 2.0, 2.5, 9.0])
