@@ -28,6 +28,7 @@ def make_record(
     task: Task,
     model: MemoryModel,
     *,
+    code: dict[str, Any],
     splits: dict[str, Split],
     progress: Progress,
     test: Tally,
@@ -44,7 +45,7 @@ def make_record(
         "method": run.method,
         "seed": run.seed,
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "code": code_version(),
+        "code": code,
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU",
         "data": {

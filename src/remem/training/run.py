@@ -25,7 +25,7 @@ from remem.training.evaluate import evaluate
 from remem.training.log import StageLog
 from remem.training.loop import fit
 from remem.training.objective import DirectObjective, MemoryObjective
-from remem.training.record import make_record
+from remem.training.record import code_version, make_record
 
 CONFIG_FILE = "config.json"
 RECORD_FILE = "record.json"
@@ -63,6 +63,7 @@ class Trainer:
     def train(self, *, resume: bool = False) -> tuple[MemoryModel, dict[str, Any]]:
         """Both stages, the test, and the record."""
         started = time.perf_counter()
+        code = code_version()  # now, not at the end: the checkout may have moved on by then
         self.folder.mkdir(parents=True, exist_ok=True)
         write_file(self.folder / CONFIG_FILE, json.dumps(to_json(self.run), indent=1).encode())
         sampler, stage_one = self._sampler(resume)
@@ -80,7 +81,7 @@ class Trainer:
         fingerprint = save_bundle(self.folder, model, self.run, self.task.codec)
         test = evaluate(model, self.split("test"), batch_size=settings.batch_size, precision=settings.precision)
         record = make_record(
-            self.run, self.task, model,
+            self.run, self.task, model, code=code,
             splits=self.splits, progress=progress, test=test, stage_one=stage_one,
             fingerprint=fingerprint, device=self.device, wall_seconds=time.perf_counter() - started,
         )  # fmt: skip
