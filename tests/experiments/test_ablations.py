@@ -10,7 +10,8 @@ import torch
 
 from remem.data.codec import Codec, IdCodec, TextCodec
 from remem.errors import BadInput
-from remem.experiments.ablations import ABLATIONS, as_markdown, find_ablation, make_rows
+from remem.experiments.ablations import ABLATIONS, find_ablation, make_rows
+from remem.experiments.tables import format_lines
 from remem.experiments.variation import leaves
 from remem.model.build import build_sampler
 from remem.model.bundle import fingerprint_of
@@ -96,7 +97,7 @@ def test_rows_hold_means_over_seeds_and_a_few_points_of_the_curve() -> None:
         record(runs["rm"], 0, 60.0, curve),
         record(runs["rm"], 1, 70.0, curve),
     ]
-    text = as_markdown(*make_rows(ablation, list(runs.values()), records))
+    text = format_lines(*make_rows(ablation, list(runs.values()), records), "md")
     lines = text.splitlines()
     assert len(lines) == 4
     assert "| valid accuracy at 20 | valid accuracy at 40 | valid accuracy at 60 | valid accuracy at 80 |" in lines[0]

@@ -10,8 +10,9 @@ from pathlib import Path
 import tyro
 
 from remem.errors import BadInput
-from remem.experiments.ablations import Ablation, as_markdown, check_same, find_ablation, make_rows
+from remem.experiments.ablations import Ablation, check_same, find_ablation, make_rows
 from remem.experiments.records import Record, publish, read_records
+from remem.experiments.tables import format_lines
 from remem.settings.run import Run
 
 
@@ -116,4 +117,4 @@ def _print_table(ablation: Ablation, runs: list[Run], options: Options) -> None:
     header, rows = make_rows(ablation, runs, records)
     if not rows:
         raise BadInput(f"There are no records of this ablation in {options.results}; train it without --table.")
-    print(as_markdown(header, rows))
+    print(format_lines(header, rows, "md"))

@@ -222,9 +222,3 @@ def _number(values: list[float], places: int = 1) -> str:
     if both["mean"] is None:
         return "–"
     return f"{both['mean']:.{places}f}" + ("" if both["std"] is None else f" ± {both['std']:.{places}f}")
-
-
-def as_markdown(header: list[str], rows: list[list[str]]) -> str:
-    """The table as Markdown."""
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -100,7 +100,7 @@ def format_table(table: Table, style: str) -> str:
     for metric in metrics:
         header += [f"{metric} mean", "std", "best", "paper"]
     header += ["seeds", "parameters", "floats/stream"]
-    return _lines(header, [_cells(row, metrics) for row in table["rows"]], style)
+    return format_lines(header, [_cells(row, metrics) for row in table["rows"]], style)
 
 
 def format_columns(corner: str, seeds: dict[str, int], rows: list[tuple[str, Cells]], style: str) -> str:
@@ -111,9 +111,9 @@ def format_columns(corner: str, seeds: dict[str, int], rows: list[tuple[str, Cel
         ]
         header = [corner, *(f"{method} {'seeds' if key == 'n' else key}" for method in seeds for key in keys)]
         values = [[label, *(_plain(row[m].get(key)) for m in seeds for key in keys)] for label, row in rows]
-        return _lines(header, values, style)
+        return format_lines(header, values, style)
     header = [corner, *(f"{method}, {n} seed{'s' if n > 1 else ''}" for method, n in seeds.items())]
-    return _lines(header, [[label, *(_mean_and_spread(row[m]) for m in seeds)] for label, row in rows], style)
+    return format_lines(header, [[label, *(_mean_and_spread(row[m]) for m in seeds)] for label, row in rows], style)
 
 
 def _mean_and_spread(cell: dict[str, Any]) -> str:
@@ -123,7 +123,8 @@ def _mean_and_spread(cell: dict[str, Any]) -> str:
     return text + (f" ({cell['questions']:,})" if cell.get("questions") else "")
 
 
-def _lines(header: list[str], rows: list[list[str]], style: str) -> str:
+def format_lines(header: list[str], rows: list[list[str]], style: str) -> str:
+    """Cells as Markdown or CSV."""
     if style == "csv":
         out = io.StringIO()
         csv.writer(out, lineterminator="\n").writerows([header, *rows])

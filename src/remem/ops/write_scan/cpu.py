@@ -1,7 +1,7 @@
 """The write scan on a CPU: the scores of a few streams at a time, so that they never leave the cache.
 
 The plain loop makes fresh tensors of [b, k, n, m] several times a segment and keeps them for the way back. Here one
-buffer of a megabyte is used over and over, and the backward pass computes the tanh again instead of keeping it.
+buffer of two megabytes is used over and over, and the backward pass computes the tanh again instead of keeping it.
 """
 
 from __future__ import annotations
