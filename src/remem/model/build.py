@@ -29,6 +29,7 @@ def build_model(settings: ModelSettings, codec: Codec) -> MemoryModel:
             num_hops=settings.reasoner.num_hops,
             score_gain=settings.reasoner.read_score_gain,
             read_norm=settings.reasoner.read_norm,
+            thinking_layers=settings.reasoner.thinking_layers,
         ),
         head=ClassHead(model_dim=settings.model_dim, num_answers=codec.num_answers),
         decoder=_decoder(settings, codec.segment_len) if settings.rehearsal.enabled else None,

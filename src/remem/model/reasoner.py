@@ -10,21 +10,47 @@ from remem.model.attention import AdditiveScore
 from remem.ops.precision import at_least_float32
 
 
+class ThinkingLayer(nn.Module):
+    """q <- LayerNorm(q + W_2 relu(W_1 [e; q])): an answer may depend on how question and evidence go together."""
+
+    def __init__(self, *, item_dim: int, model_dim: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(item_dim + model_dim, 2 * model_dim)
+        self.outer = nn.Linear(2 * model_dim, model_dim)
+        self.norm = nn.LayerNorm(model_dim)
+
+    def forward(self, both: Float[Tensor, "*b d+m"]) -> Float[Tensor, "*b m"]:
+        query = both[..., -self.outer.out_features :]
+        return self.norm(query + self.outer(torch.relu(self.inner(both))))
+
+
 class MultiHopReasoner(nn.Module):
     """gamma_k = w_c^T tanh(W_1^c q + W_2^c m_k + b^c)     e = sum_k softmax(gamma)_k m_k     q <- W^q [e; q]
 
-    Each hop has its own attention; W^q carries no hop in the paper and is shared.
+    Each hop has its own attention; W^q carries no hop in the paper and is shared. Printed like this the reason is linear
+    in question and evidence; with `thinking_layers` each hop has a layer of its own instead.
     """
 
     def __init__(
-        self, *, item_dim: int, model_dim: int, num_hops: int, score_gain: float = 1.0, read_norm: bool = False
+        self,
+        *,
+        item_dim: int,
+        model_dim: int,
+        num_hops: int,
+        score_gain: float = 1.0,
+        read_norm: bool = False,
+        thinking_layers: bool = False,
     ) -> None:
         super().__init__()
         self.hops = nn.ModuleList(
             AdditiveScore(left_dim=model_dim, right_dim=item_dim, model_dim=model_dim, gain=score_gain)
             for _ in range(num_hops)
         )
-        self.next_query = nn.Linear(item_dim + model_dim, model_dim, bias=False)  # W^q
+        self.next_query: nn.Module
+        if thinking_layers:
+            self.next_query = nn.ModuleList(ThinkingLayer(item_dim=item_dim, model_dim=model_dim) for _ in self.hops)
+        else:
+            self.next_query = nn.Linear(item_dim + model_dim, model_dim, bias=False)  # W^q
         self.norm = nn.LayerNorm(item_dim) if read_norm else nn.Identity()
 
     def forward(
@@ -33,8 +59,9 @@ class MultiHopReasoner(nn.Module):
         """The reason feature q^C, and the weights gamma-hat of every hop."""
         memory = self.norm(memory)
         weights = []
-        for hop in self.hops:
+        updates = self.next_query if isinstance(self.next_query, nn.ModuleList) else [self.next_query] * len(self.hops)
+        for hop, next_query in zip(self.hops, updates, strict=True):
             weights.append(at_least_float32(hop(query, memory)).softmax(dim=-1))
             evidence = (weights[-1].to(memory.dtype)[..., None, :] @ memory).squeeze(-2)  # [*b, d]
-            query = self.next_query(torch.cat([evidence, query], dim=-1))
+            query = next_query(torch.cat([evidence, query], dim=-1))
         return query, torch.stack(weights, dim=-2)

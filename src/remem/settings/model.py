@@ -45,6 +45,8 @@ class ReasonerSettings:
     """Ours: factor on the initial w_c of each hop; without it the first reads average all slots."""
     read_norm: bool = False
     """Ours: LayerNorm on the memory where the reasoner reads it."""
+    thinking_layers: bool = False
+    """Ours: q <- LayerNorm(q + W_2 relu(W_1 [e; q])) in each hop instead of W^q [e; q], which is linear throughout."""
     tie_query_words: bool = False
     """Ours: questions share the items' embedding, where both are words of one vocabulary."""
 
