@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from remem.bundle import load_bundle
 from remem.cli.main import main
 from remem.experiments.records import read_record, read_records
 from remem.experiments.tables import format_table, make_table
-from remem.model.bundle import load_bundle
 from remem.streaming.memory import StreamMemory
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -9,10 +9,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from remem.bundle import Bundle, load_bundle, save_bundle
     from remem.errors import BadInput, RememError
     from remem.experiments.presets import PRESETS
     from remem.model.assembly import MemoryModel
-    from remem.model.bundle import Bundle, load_bundle, save_bundle
     from remem.model.interface import Memorizer
     from remem.settings.run import Run
     from remem.streaming.memory import StreamMemory
@@ -38,9 +38,9 @@ _HOME = {
     "RememError": "remem.errors",
     "PRESETS": "remem.experiments.presets",
     "MemoryModel": "remem.model.assembly",
-    "Bundle": "remem.model.bundle",
-    "load_bundle": "remem.model.bundle",
-    "save_bundle": "remem.model.bundle",
+    "Bundle": "remem.bundle",
+    "load_bundle": "remem.bundle",
+    "save_bundle": "remem.bundle",
     "Memorizer": "remem.model.interface",
     "Run": "remem.settings.run",
     "StreamMemory": "remem.streaming.memory",

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from remem.build import build_machine
 from remem.checks.memorizer import CHECKS, check_memorizer
 from remem.data.batch import Segment
 from remem.experiments.presets import PRESETS
-from remem.model.build import build_machine
 from remem.model.interface import EmbeddedStream, Trace
 from remem.model.machine import MemoryMachine, SlotState
 from remem.settings.model import ModelSettings

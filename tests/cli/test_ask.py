@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from remem import StreamMemory, save_bundle
+from remem.build import build_model
 from remem.cli.ask import read_sentences
 from remem.cli.main import main
 from remem.data.babi import build_codec, load_stories
@@ -20,7 +21,6 @@ from remem.data.babi_format import parse_stories
 from remem.data.babi_store import import_babi
 from remem.data.babi_twin import write_twin
 from remem.experiments.presets import RM
-from remem.model.build import build_model
 from remem.settings.run import Run
 from remem.settings.tasks import BabiTask
 

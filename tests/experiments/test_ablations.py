@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from remem.build import build_sampler
+from remem.bundle import fingerprint_of
 from remem.data.codec import Codec, IdCodec, TextCodec
 from remem.errors import BadInput
 from remem.experiments.ablations import ABLATIONS, find_ablation, make_rows
 from remem.experiments.tables import format_lines
 from remem.experiments.variation import leaves
-from remem.model.build import build_sampler
-from remem.model.bundle import fingerprint_of
 from remem.settings.codec import to_json
 from remem.settings.model import ModelSettings, rm_improvements
 from remem.settings.run import Run

@@ -10,11 +10,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from remem.build import build_machine, build_model
 from remem.data.batch import Batch, QueryBatch, StreamBatch
 from remem.data.codec import IdCodec, TextCodec
 from remem.model.assembly import MemoryModel
 from remem.model.attention import AdditiveScore
-from remem.model.build import build_machine, build_model
 from remem.model.interface import EmbeddedStream
 from remem.model.machine import MemoryMachine
 from remem.model.recurrent import BiGRU

@@ -7,9 +7,9 @@ import torch
 from builders import CODEC, PAPER, RM, TEXT_CODEC, assert_close, make_model, with_encoder
 from torch import nn
 
+from remem.build import build_model, build_sampler
 from remem.errors import BadInput
 from remem.model.attention import AdditiveScore
-from remem.model.build import build_model, build_sampler
 from remem.model.embed import IdQueryEncoder, SentenceQueryEncoder
 from remem.model.encoder import GRUEncoder, TransformerEncoder
 from remem.settings.model import ModelSettings, without_rehearsal

@@ -8,9 +8,8 @@ import torch
 from builders import CODEC, RM, TEXT_CODEC, make_model, questions_at, random_stream
 from safetensors.torch import save_file
 
-from remem.errors import BadInput
-from remem.model.build import build_sampler
-from remem.model.bundle import (
+from remem.build import build_sampler
+from remem.bundle import (
     MODEL_FILE,
     fingerprint_of,
     load_bundle,
@@ -22,6 +21,7 @@ from remem.model.bundle import (
     save_tensors,
     weights_of,
 )
+from remem.errors import BadInput
 from remem.model.embed import SentenceQueryEncoder
 from remem.settings.run import Run
 

@@ -213,7 +213,7 @@ def test_write_entropy_is_the_mean_over_real_items_of_their_assignments_entropy(
         for b, n in segment.mask.nonzero().tolist():
             total -= sum(p * math.log(p) for p in assignment[b, :, n].tolist())
         state = machine.write(state, segment)
-    entropy = machine.write_stream(machine.initial_state(3), stream).write_entropy
+    entropy = machine.write_stream(machine.initial_state(3), stream).figures["write_entropy"]
     assert_close(entropy, total / int(real_items(stream).sum()))
     assert not entropy.requires_grad
 
@@ -221,7 +221,10 @@ def test_write_entropy_is_the_mean_over_real_items_of_their_assignments_entropy(
 def test_write_entropy_is_log_k_where_items_are_spread_evenly() -> None:
     machine = make_machine(PAPER)
     torch.nn.init.zeros_(machine.writer.attention.score.weight)
-    assert_close(machine.write_stream(machine.initial_state(2), random_embedded(2, 3, 4, D)).write_entropy, math.log(3))
+    assert_close(
+        machine.write_stream(machine.initial_state(2), random_embedded(2, 3, 4, D)).figures["write_entropy"],
+        math.log(3),
+    )
 
 
 shapes = {
@@ -282,4 +285,4 @@ def test_a_stream_without_segments_leaves_the_memory_as_it_was() -> None:
     state = machine.initial_state(2)
     trace = machine.write_stream(state, between(random_embedded(2, 3, 4, 8), 0, 0))
     assert torch.equal(trace.memories, state.slots[:, None])
-    assert trace.write_entropy == 0
+    assert trace.figures["write_entropy"] == 0

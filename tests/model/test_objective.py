@@ -9,9 +9,9 @@ import torch
 from builders import CODEC, PAPER, RM, assert_close, batch_of, make_model, questions_at, random_stream
 from torch import Tensor
 
+from remem.build import build_sampler
 from remem.data.batch import Batch, QueryBatch
 from remem.errors import BadInput
-from remem.model.build import build_sampler
 from remem.model.sampler import RandomSampler
 from remem.settings.model import ModelSettings, RehearsalSettings, without_rehearsal
 from remem.training.objective import (

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from remem.build import build_sampler
 from remem.data.batch import QueryBatch, StreamBatch
-from remem.model.build import build_sampler
 from remem.model.embed import SentenceQueryEncoder
 from remem.model.sampler import HistorySampler, RandomSampler, Sampler, available_segments, top_of_each_half
 

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from remem import StreamMemory, load_bundle
+from remem.build import build_model
+from remem.bundle import MODEL_FILE, save_tensors
 from remem.data.codec import TextCodec, UnknownItem
 from remem.errors import BadInput
-from remem.model.build import build_model
-from remem.model.bundle import MODEL_FILE, save_tensors
 from remem.settings.model import ModelSettings
 from remem.settings.run import Run
 from remem.tasks.load import load_task

@@ -9,7 +9,7 @@ CODE = """
 from dataclasses import replace
 import torch
 from remem.experiments.presets import DEMO
-from remem.model.build import build_model, build_sampler
+from remem.build import build_model, build_sampler
 from remem.tasks.load import load_task
 from remem.training.objective import MemoryObjective
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import nn
 
+from remem.build import build_model
+from remem.bundle import load_tensors, weights_of
 from remem.errors import BadInput
-from remem.model.build import build_model
-from remem.model.bundle import load_tensors, weights_of
 from remem.settings.run import Run, TrainSettings
 from remem.tasks.load import load_task
 from remem.training.checkpoint import Progress, load_checkpoint, save_checkpoint

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from remem.bundle import load_bundle
 from remem.data.babi_store import import_babi
 from remem.data.babi_twin import write_twin
 from remem.errors import BadInput
 from remem.experiments.presets import PRESETS
-from remem.model.bundle import load_bundle
 from remem.model.sampler import HistorySampler
 from remem.settings.codec import from_json
 from remem.settings.run import Run, TrainSettings

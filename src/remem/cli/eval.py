@@ -29,7 +29,7 @@ class Options:
 def main(argv: list[str]) -> None:
     """Load, test, print."""
     options = tyro.cli(Options, args=argv, prog="remem eval")
-    from remem.model.bundle import load_bundle
+    from remem.bundle import load_bundle
     from remem.tasks.load import load_task
     from remem.training.evaluate import evaluate
     from remem.training.run import pick_device

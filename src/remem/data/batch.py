@@ -34,6 +34,8 @@ class StreamBatch(NamedTuple):
     segment_mask: Bool[Tensor, "b t"]
     in_turn: bool = False
     """Whether the table holds each stream's segments in turn, so that `order` counts from 0 to b t - 1."""
+    most_items: int | None = None
+    """No stream has more real items than this; None if unknown, and then it is t n."""
 
 
 class QueryBatch(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Int
@@ -46,6 +47,12 @@ class Split:
         """Questions in all buckets."""
         return sum(int(b.query.mask.sum()) for b in self.buckets)
 
+    @cached_property
+    def most_items(self) -> tuple[int, ...]:
+        """Real items of the longest stream of each bucket; asked of the device once, not in every batch."""
+        lengths = self.item_mask.sum(dim=1)
+        return tuple(int((lengths[b.order] * b.segment_mask).sum(dim=1).max()) for b in self.buckets)
+
     def to(self, device: torch.device) -> Split:
         """The same split with its tensors on `device`, so that batches are gathered there."""
         buckets = tuple(
@@ -72,7 +79,9 @@ class Split:
         else:
             used, compact = order.flatten(), torch.arange(order.numel(), device=order.device).view_as(order)
             in_turn = True
-        stream = StreamBatch(self.items[used].long(), self.item_mask[used], compact, segment_mask, in_turn)
+        stream = StreamBatch(
+            self.items[used].long(), self.item_mask[used], compact, segment_mask, in_turn, self.most_items[bucket]
+        )
         query = QueryBatch(*(v[rows] for v in source.query))
         return Batch(stream, query, source.ids[rows])
 

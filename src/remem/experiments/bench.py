@@ -15,10 +15,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from remem.build import build_model, build_sampler
 from remem.data.dataset import Split, epoch_batches, training_batches
+from remem.errors import BadInput
 from remem.experiments.floor import Work, count_work, measure_rates
 from remem.experiments.presets import find_preset
-from remem.model.build import build_model, build_sampler
+from remem.model.machine import MemoryMachine
 from remem.model.sampler import HistorySampler, RandomSampler
 from remem.ops.paths import reference_only
 from remem.settings.run import Run
@@ -164,6 +166,10 @@ def bench_scan(bench: Bench, out: Path | None) -> Iterator[str]:
     longest = len(bench.split.buckets) - 1
     streams = torch.arange(bench.run.train.batch_size) % len(bench.split.buckets[longest])
     stream, machine = bench.split.batch(longest, streams).stream, objective.model.memorizer
+    if not isinstance(machine, MemoryMachine):
+        raise BadInput(
+            f"{bench.preset} has no write scan to measure; take a preset of rehearsal memory, or bench train."
+        )
     with torch.no_grad(), autocast(bench.device, bench.precision):
         features = machine.encoder(objective.model.embed(stream.items), stream.item_mask)
     features = features.detach().requires_grad_()
@@ -195,7 +201,7 @@ def bench_write(bench: Bench, out: Path | None) -> Iterator[str]:
         for t in range(stream.order.shape[1]):
             index = stream.order[:, t]
             state = model.write(state, stream.items[index], stream.item_mask[index] & stream.segment_mask[:, t, None])
-        return model.memorizer.memory(state)  # type: ignore[arg-type]
+        return model.memory_method.memory(state)
 
     @torch.no_grad()
     def at_once() -> Tensor:

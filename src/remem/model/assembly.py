@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -11,7 +11,6 @@ from remem.data.batch import QueryBatch, Segment, StreamBatch
 from remem.model.embed import IdQueryEncoder, ItemEmbedding, SentenceQueryEncoder
 from remem.model.heads import ClassHead
 from remem.model.interface import EmbeddedStream, Memorizer, State, Trace, gather_rows
-from remem.model.machine import MemoryMachine
 from remem.model.reasoner import MultiHopReasoner
 from remem.model.rehearsal import RehearsalDecoder
 
@@ -30,7 +29,7 @@ class MemoryModel(nn.Module):
         self,
         *,
         embed: ItemEmbedding,
-        memorizer: MemoryMachine,
+        memorizer: nn.Module,
         query_encoder: IdQueryEncoder | SentenceQueryEncoder,
         reasoner: MultiHopReasoner,
         head: ClassHead,
@@ -38,22 +37,27 @@ class MemoryModel(nn.Module):
     ) -> None:
         super().__init__()
         self.embed, self.query_encoder = embed, query_encoder
-        self.memorizer: MemoryMachine = memorizer
+        self.memorizer = memorizer
         self.reasoner, self.head, self.decoder = reasoner, head, decoder
+
+    @property
+    def memory_method(self) -> Memorizer:
+        """The memory itself: the rehearsal memory machine, or any other."""
+        return cast(Memorizer, self.memorizer)
 
     def initial_state(self, batch_size: int) -> State:
         """The memory of streams of which nothing has been read."""
-        return self.memorizer.initial_state(batch_size)
+        return self.memory_method.initial_state(batch_size)
 
     def write(self, state: Any, items: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"]) -> State:
         """The memory after one more segment of each stream."""
-        return self.memorizer.write(state, Segment(self.embed(items), mask))
+        return self.memory_method.write(state, Segment(self.embed(items), mask))
 
     def memorize(self, stream: StreamBatch, state: Any = None) -> Trace:
         """The memory along whole streams."""
-        memorizer: Memorizer = self.memorizer
+        memorizer = self.memory_method
         state = memorizer.initial_state(len(stream.order)) if state is None else state
-        embedded = EmbeddedStream(self.embed(stream.items), *stream[1:])
+        embedded = EmbeddedStream(self.embed(stream.items), *stream[1:], ids=stream.items)
         return memorizer.write_stream(state, embedded)
 
     def answer(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -23,6 +23,10 @@ class EmbeddedStream(NamedTuple):
     segment_mask: Bool[Tensor, "b t"]
     in_turn: bool = False
     """Whether the table holds each stream's segments in turn, so that `order` counts from 0 to b t - 1."""
+    most_items: int | None = None
+    """No stream has more real items than this; None if unknown, and then it is t n."""
+    ids: Int[Tensor, "s n"] | None = None
+    """The items' own numbers, for a method that learns to name them; None where items are vectors to begin with."""
 
 
 class Trace(NamedTuple):
@@ -30,10 +34,14 @@ class Trace(NamedTuple):
 
     state: State
     memories: Float[Tensor, "b t+1 k d"]
-    write_entropy: Float[Tensor, ""]
-    """Mean entropy of the write assignment, in nats; log K when every item is spread evenly over the slots."""
+    figures: dict[str, Float[Tensor, ""]]
+    """What is worth a look while training. Where writing has weights over the slots, `write_entropy` is their mean
+    entropy in nats: log K when everything is spread evenly."""
+    losses: dict[str, Float[Tensor, ""]]
+    """Losses of the method itself, weighted, to be added to the task's."""
 
 
+@runtime_checkable
 class Memorizer(Protocol):
     """A fixed-size memory. All that changes over a stream is in its state, a named tuple of tensors, batch first."""
 
@@ -51,6 +59,10 @@ class Memorizer(Protocol):
 
     def memory(self, state: Any) -> Float[Tensor, "b k d"]:
         """All that reasoner and rehearsal may read."""
+        ...
+
+    def compile_parts(self, backend: str) -> None:
+        """Compile, in place, whatever is one graph of few shapes; nothing, where that does not pay."""
         ...
 
 

@@ -53,4 +53,9 @@ class MemoryMachine(nn.Module):
             state.slots, features, stream.item_mask, stream.order, stream.segment_mask, in_turn=stream.in_turn
         )
         items = (stream.item_mask.sum(dim=1)[stream.order] * stream.segment_mask).sum()
-        return Trace(SlotState(scanned.memories[:, -1]), scanned.memories, scanned.entropy.sum() / items.clamp(min=1))
+        entropy = scanned.entropy.sum() / items.clamp(min=1)
+        return Trace(SlotState(scanned.memories[:, -1]), scanned.memories, {"write_entropy": entropy}, {})
+
+    def compile_parts(self, backend: str) -> None:
+        """The encoder; the scan has kernels of its own."""
+        self.encoder.compile(backend=backend)

@@ -27,8 +27,8 @@ class ThinkingLayer(nn.Module):
 class MultiHopReasoner(nn.Module):
     """gamma_k = w_c^T tanh(W_1^c q + W_2^c m_k + b^c)     e = sum_k softmax(gamma)_k m_k     q <- W^q [e; q]
 
-    Each hop has its own attention; W^q carries no hop in the paper and is shared. Printed like this the reason is linear
-    in question and evidence; with `thinking_layers` each hop has a layer of its own instead.
+    Each hop has its own attention; W^q carries no hop in the paper and is shared. As printed the reason is linear in
+    question and evidence; with `thinking_layers` each hop has a layer of its own instead.
     """
 
     def __init__(

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from remem.bundle import Bundle, fingerprint_of, load_bundle
 from remem.data.codec import Codec
 from remem.errors import BadInput
 from remem.model.assembly import MemoryModel
-from remem.model.bundle import Bundle, fingerprint_of, load_bundle
 from remem.model.interface import State, detach_state
 from remem.streaming.state import StreamState, load_state, save_state
 
@@ -82,7 +82,7 @@ class StreamMemory:
         memory = self.state.memory
         if self.state.pending:
             memory = self._written(memory, self.state.pending)
-        return self.model.memorizer.memory(memory)  # type: ignore[arg-type]
+        return self.model.memory_method.memory(memory)
 
     def save(self, path: str | Path) -> None:
         """Write this stream's state to a file."""

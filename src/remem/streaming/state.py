@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from remem.bundle import load_tensors, save_tensors
 from remem.errors import BadInput
-from remem.model.bundle import load_tensors, save_tensors
 from remem.model.interface import State
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from remem.model.bundle import load_tensors, load_weights, save_tensors, weights_of
+from remem.bundle import load_tensors, load_weights, save_tensors, weights_of
 
 
 @dataclass

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from remem.bundle import load_weights, weights_of
 from remem.data.dataset import Split, training_batches
 from remem.errors import RememError
-from remem.model.bundle import load_weights, weights_of
 from remem.settings.run import TrainSettings
 from remem.tasks.base import Metrics
 from remem.training.checkpoint import Progress, load_checkpoint, save_checkpoint

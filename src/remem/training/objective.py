@@ -110,7 +110,7 @@ class MemoryObjective:
         be compiled anew.
         """
         torch._dynamo.config.recompile_limit = 64
-        self.model.memorizer.encoder.compile(backend=backend)
+        self.model.memory_method.compile_parts(backend)
         self.model.reasoner.compile(backend=backend)
         self._rehearsal_losses = torch.compile(rehearsal_losses, backend=backend)
         if isinstance(self.sampler, HistorySampler):
@@ -135,14 +135,14 @@ class MemoryObjective:
         trace = self.model.memorize(batch.stream)
         answered = self.model.answer_all(trace, batch.query)
         losses = Losses(reason_loss(answered.scores, batch.query), *self.rehearse(trace, batch))
-        total = losses.total(self.settings)
+        total = losses.total(self.settings) + sum(trace.losses.values())
         read_entropy = torch.special.entr(answered.read_weights.detach()).sum(dim=-1).mean(dim=-1)  # [b, q]
         read_entropy = read_entropy.masked_fill(~batch.query.mask, 0.0).sum() / batch.query.mask.sum().clamp(min=1)
         logs = {
             "loss": total,
-            **{f"loss_{name}": value for name, value in losses._asdict().items()},
+            **{f"loss_{name}": value for name, value in (losses._asdict() | trace.losses).items()},
             "slot_spread": slot_spread(trace.memories[:, -1]),
-            "write_entropy": trace.write_entropy,
+            **trace.figures,
             "read_entropy": read_entropy,
         }
         return total, {name: value.detach() for name, value in logs.items()}

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from remem.build import build_model, build_sampler
+from remem.bundle import load_sampler, save_bundle, save_sampler, write_file
 from remem.data.dataset import Split
 from remem.errors import BadInput
 from remem.model.assembly import MemoryModel
-from remem.model.build import build_model, build_sampler
-from remem.model.bundle import load_sampler, save_bundle, save_sampler, write_file
 from remem.model.sampler import HistorySampler, RandomSampler, Sampler
 from remem.settings.codec import to_json
 from remem.settings.run import Run

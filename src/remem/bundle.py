@@ -17,10 +17,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from remem.build import build_model, build_sampler
 from remem.data.codec import Codec, codec_from_json
 from remem.errors import BadInput
 from remem.model.assembly import MemoryModel
-from remem.model.build import build_model, build_sampler
 from remem.model.sampler import HistorySampler
 from remem.settings.codec import from_json, to_json
 from remem.settings.run import Run
