@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from torch import nn
+
+from remem.baselines.directly_reason import DirectlyReason, StreamReader
+from remem.baselines.multi_hop_reason import MultiHopReason
 from remem.data.codec import Codec
+from remem.errors import BadInput
 from remem.model.assembly import MemoryModel
 from remem.model.embed import IdQueryEncoder, ItemEmbedding, SentenceQueryEncoder
 from remem.model.encoder import GRUEncoder, TransformerEncoder
@@ -13,32 +18,68 @@ from remem.model.rehearsal import RehearsalDecoder
 from remem.model.sampler import HistorySampler
 from remem.model.transformer import PositionCode
 from remem.model.writer import SlotWriter
-from remem.settings.model import EmbeddingSettings, ModelSettings
+from remem.settings.baselines import DirectSettings
+from remem.settings.model import EmbeddingSettings, MachineSettings, ModelSettings
+
+Model = MemoryModel | DirectlyReason | MultiHopReason
 
 
-def build_model(settings: ModelSettings, codec: Codec) -> MemoryModel:
-    """Embedding, memory machine, reasoner and head for a task's codec, with a decoder if anything is rehearsed."""
-    embed = ItemEmbedding(num_items=codec.num_items, item_dim=settings.item_dim, std=settings.embedding.item_std)
+def build_model(settings: ModelSettings, codec: Codec) -> Model:
+    """The model of any method for a task's codec."""
+    if isinstance(settings.machine, DirectSettings):
+        return build_direct(settings, codec)
+    return build_memory_model(settings, codec)
+
+
+def build_memory_model(settings: ModelSettings, codec: Codec) -> MemoryModel:
+    """Embedding, memory, reasoner and head, with a decoder if anything is rehearsed."""
+    embed = _embedding(settings, codec)
     return MemoryModel(
         embed=embed,
-        memorizer=build_machine(settings, codec.segment_len),
+        memorizer=build_memorizer(settings, codec),
         query_encoder=_query_encoder(settings, codec, embed if settings.reasoner.tie_query_words else None),
-        reasoner=MultiHopReasoner(
-            item_dim=settings.item_dim,
-            model_dim=settings.model_dim,
-            num_hops=settings.reasoner.num_hops,
-            score_gain=settings.reasoner.read_score_gain,
-            read_norm=settings.reasoner.read_norm,
-            thinking_layers=settings.reasoner.thinking_layers,
-        ),
+        reasoner=_reasoner(settings, settings.item_dim),
         head=ClassHead(model_dim=settings.model_dim, num_answers=codec.num_answers),
         decoder=_decoder(settings, codec.segment_len) if settings.rehearsal.enabled else None,
     )
 
 
+def build_direct(settings: ModelSettings, codec: Codec) -> DirectlyReason | MultiHopReason:
+    """A model that reads the whole stream; it has no memory, so there is nothing to rehearse from."""
+    if settings.rehearsal.enabled:
+        raise BadInput(
+            "A model that reads the whole stream has no memory to rehearse from; give rehearsal weights of 0."
+        )
+    if not isinstance(settings.machine, DirectSettings):
+        raise BadInput(f"{type(settings.machine).__name__} is a memory, not a model that reads the whole stream.")
+    embed = _embedding(settings, codec)
+    reader = StreamReader(item_dim=settings.item_dim, model_dim=settings.model_dim)
+    query_encoder = _query_encoder(settings, codec, embed if settings.reasoner.tie_query_words else None)
+    if settings.machine.attention:
+        return MultiHopReason(
+            embed=embed,
+            reader=reader,
+            query_encoder=query_encoder,
+            reasoner=_reasoner(settings, settings.model_dim),
+            head=ClassHead(model_dim=settings.model_dim, num_answers=codec.num_answers),
+        )
+    head = ClassHead(model_dim=2 * settings.model_dim, num_answers=codec.num_answers)
+    return DirectlyReason(embed=embed, reader=reader, query_encoder=query_encoder, head=head)
+
+
+def build_memorizer(settings: ModelSettings, codec: Codec) -> nn.Module:
+    """The memory of any method."""
+    machine = settings.machine
+    if isinstance(machine, MachineSettings):
+        return build_machine(settings, codec.segment_len)
+    raise BadInput(f"{type(machine).__name__} is no memory.")
+
+
 def build_machine(settings: ModelSettings, segment_len: int) -> MemoryMachine:
     """The rehearsal memory machine G."""
     machine = settings.machine
+    if not isinstance(machine, MachineSettings):
+        raise BadInput(f"{type(machine).__name__} describes another method than rehearsal memory.")
     encoder = (
         TransformerEncoder(
             position=_position(settings.embedding, segment_len, settings.item_dim),
@@ -59,6 +100,7 @@ def build_machine(settings: ModelSettings, segment_len: int) -> MemoryMachine:
         score_gain=machine.write_score_gain,
         keep_bias=machine.keep_bias,
         slot_identity=machine.slot_identity,
+        match=machine.match,
     )
     return MemoryMachine(encoder=encoder, writer=writer, num_slots=machine.num_slots, item_dim=settings.item_dim)
 
@@ -66,11 +108,27 @@ def build_machine(settings: ModelSettings, segment_len: int) -> MemoryMachine:
 def build_sampler(settings: ModelSettings, codec: Codec) -> HistorySampler:
     """The history sampler S, with an embedding and a query encoder of its own."""
     return HistorySampler(
-        embed=ItemEmbedding(num_items=codec.num_items, item_dim=settings.item_dim, std=settings.embedding.item_std),
+        embed=_embedding(settings, codec),
         query_encoder=_query_encoder(settings, codec, None),
         item_dim=settings.item_dim,
         model_dim=settings.model_dim,
         num_answers=codec.num_answers,
+    )
+
+
+def _embedding(settings: ModelSettings, codec: Codec) -> ItemEmbedding:
+    return ItemEmbedding(num_items=codec.num_items, item_dim=settings.item_dim, std=settings.embedding.item_std)
+
+
+def _reasoner(settings: ModelSettings, row_dim: int) -> MultiHopReasoner:
+    return MultiHopReasoner(
+        item_dim=row_dim,
+        model_dim=settings.model_dim,
+        num_hops=settings.reasoner.num_hops,
+        score_gain=settings.reasoner.read_score_gain,
+        read_norm=settings.reasoner.read_norm,
+        thinking_layers=settings.reasoner.thinking_layers,
+        match=settings.reasoner.match,
     )
 
 

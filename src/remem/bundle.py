@@ -17,10 +17,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from remem.build import build_model, build_sampler
+from remem.build import Model, build_model, build_sampler
 from remem.data.codec import Codec, codec_from_json
 from remem.errors import BadInput
-from remem.model.assembly import MemoryModel
 from remem.model.sampler import HistorySampler
 from remem.settings.codec import from_json, to_json
 from remem.settings.run import Run
@@ -31,7 +30,7 @@ MODEL_FILE = "model.safetensors"
 class Bundle(NamedTuple):
     """A trained model with all that is needed to use it."""
 
-    model: MemoryModel
+    model: Model
     run: Run
     codec: Codec
     fingerprint: str
@@ -101,7 +100,7 @@ def fingerprint_of(module: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
-def save_bundle(folder: Path, model: MemoryModel, run: Run, codec: Codec) -> str:
+def save_bundle(folder: Path, model: Model, run: Run, codec: Codec) -> str:
     """Write `folder/model.safetensors`; returns the fingerprint."""
     folder.mkdir(parents=True, exist_ok=True)
     fingerprint = fingerprint_of(model)

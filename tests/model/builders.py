@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from remem.build import build_machine, build_model
+from remem.build import build_machine, build_memory_model
 from remem.data.batch import Batch, QueryBatch, StreamBatch
 from remem.data.codec import IdCodec, TextCodec
 from remem.model.assembly import MemoryModel
@@ -53,7 +53,7 @@ def make_machine(settings: ModelSettings = RM, segment_len: int = 4) -> MemoryMa
 
 def make_model(settings: ModelSettings = RM, codec: IdCodec | TextCodec = CODEC) -> MemoryModel:
     """A whole model that is not training."""
-    return build_model(settings, codec).eval()
+    return build_memory_model(settings, codec).eval()
 
 
 def stream_of(streams: Ids, segment_len: int = 4, padding: int = 0) -> StreamBatch:

@@ -15,7 +15,7 @@ from remem.experiments.records import Record
 from remem.experiments.tables import spread
 from remem.experiments.variation import name_variation
 from remem.settings.codec import from_json
-from remem.settings.model import ModelSettings, without_rehearsal
+from remem.settings.model import ModelSettings, with_machine, without_rehearsal
 from remem.settings.run import Run, TrainSettings
 from remem.settings.tasks import BabiTask, SyntheticTask
 
@@ -65,10 +65,9 @@ TEXT_CHANGES = (
 def _small(model: ModelSettings, width: int) -> ModelSettings:
     """The same method at sizes that one core trains in well under a minute."""
     return replace(
-        model,
+        with_machine(model, num_slots=8, encoder_layers=1),
         item_dim=width,
         model_dim=width,
-        machine=replace(model.machine, num_slots=8, encoder_layers=1),
         rehearsal=replace(model.rehearsal, num_fragments=2, decoder_layers=1),
     )
 

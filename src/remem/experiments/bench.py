@@ -20,6 +20,7 @@ from remem.data.dataset import Split, epoch_batches, training_batches
 from remem.errors import BadInput
 from remem.experiments.floor import Work, count_work, measure_rates
 from remem.experiments.presets import find_preset
+from remem.model.assembly import MemoryModel
 from remem.model.machine import MemoryMachine
 from remem.model.sampler import HistorySampler, RandomSampler
 from remem.ops.paths import reference_only
@@ -27,7 +28,7 @@ from remem.settings.run import Run
 from remem.settings.tasks import SyntheticTask
 from remem.tasks.base import Task
 from remem.tasks.load import load_task
-from remem.training.objective import MemoryObjective
+from remem.training.objective import DirectObjective, MemoryObjective, make_objective
 from remem.training.precision import autocast
 from remem.training.record import code_version
 from remem.training.run import pick_device
@@ -78,7 +79,7 @@ class Bench:
         """Steps of an epoch."""
         return len(epoch_batches(self.split, self.run.train.batch_size, 0, 0))
 
-    def objective(self) -> MemoryObjective:
+    def objective(self) -> MemoryObjective | DirectObjective:
         """A fresh model with an untrained history sampler, which costs what a trained one does."""
         torch.manual_seed(0)
         model = build_model(self.run.model, self.task.codec).to(self.device)
@@ -86,7 +87,14 @@ class Bench:
         sampler: HistorySampler | RandomSampler = RandomSampler()
         if rehearsal.sampler == "history":
             sampler = build_sampler(self.run.model, self.task.codec).to(self.device).eval().requires_grad_(False)
-        return MemoryObjective(model, rehearsal, sampler if rehearsal.enabled else None)
+        return make_objective(model, rehearsal, sampler if rehearsal.enabled else None)
+
+    def memory_model(self) -> MemoryModel:
+        """The model alone; one without a memory is refused."""
+        model = self.objective().model
+        if not isinstance(model, MemoryModel):
+            raise BadInput(f"{self.preset} has no memory to write to; take a preset of a memory-based method.")
+        return model
 
     def time_steps(self, way: Way) -> tuple[float, float]:
         """Mean milliseconds of a training step over batches drawn as in training, and the peak of memory in MB."""
@@ -121,7 +129,7 @@ class Bench:
             batch = self.split.batch(bucket, rows)
             share = sum((b, len(r)) == key for b, r in batches) / len(batches)
 
-            def loss(objective: MemoryObjective = objective, batch: Any = batch) -> Tensor:
+            def loss(objective: MemoryObjective | DirectObjective = objective, batch: Any = batch) -> Tensor:
                 with autocast(self.device, self.precision):
                     return objective(batch)[0]
 
@@ -161,17 +169,17 @@ def bench_train(bench: Bench, out: Path | None) -> Iterator[str]:
 
 def bench_scan(bench: Bench, out: Path | None) -> Iterator[str]:
     """The write scan alone, forward and backward, over the longest streams."""
-    objective = bench.objective()
+    model = bench.memory_model()
     rows: list[dict[str, Any]] = []
     longest = len(bench.split.buckets) - 1
     streams = torch.arange(bench.run.train.batch_size) % len(bench.split.buckets[longest])
-    stream, machine = bench.split.batch(longest, streams).stream, objective.model.memorizer
+    stream, machine = bench.split.batch(longest, streams).stream, model.memorizer
     if not isinstance(machine, MemoryMachine):
         raise BadInput(
             f"{bench.preset} has no write scan to measure; take a preset of rehearsal memory, or bench train."
         )
     with torch.no_grad(), autocast(bench.device, bench.precision):
-        features = machine.encoder(objective.model.embed(stream.items), stream.item_mask)
+        features = machine.encoder(model.embed(stream.items), stream.item_mask)
     features = features.detach().requires_grad_()
     b, t = stream.order.shape
     yield f"{bench.preset}, {b} streams of {t} segments, {bench.precision}, {device_name(bench.device)}"
@@ -192,7 +200,7 @@ def bench_scan(bench: Bench, out: Path | None) -> Iterator[str]:
 
 def bench_write(bench: Bench, out: Path | None) -> Iterator[str]:
     """Writing streams into memory: `write` for each segment against `write_stream`, which encodes all at once."""
-    model = bench.objective().model.eval()
+    model = bench.memory_model().eval()
     stream = bench.split.batch(0, torch.arange(bench.run.train.batch_size)).stream
 
     @torch.no_grad()

@@ -5,11 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from remem.errors import BadInput
+from remem.settings.baselines import (
+    BaselineSettings,
+    CompressiveTransformerSettings,
+    DirectSettings,
+    DMSDNCSettings,
+    DNCSettings,
+    NUTMSettings,
+    STMSettings,
+)
 from remem.settings.model import (
     MachineSettings,
     ModelSettings,
     RehearsalSettings,
     rm_improvements,
+    with_machine,
     without_rehearsal,
 )
 from remem.settings.run import Run, TrainSettings
@@ -21,7 +31,7 @@ RM = rm_improvements(PAPER)
 # at its full weight it gets in the way of the answers.
 RM_TEXT = replace(
     RM,
-    machine=replace(RM.machine, dropout=0.1),
+    machine=with_machine(RM, dropout=0.1).machine,
     reasoner=replace(RM.reasoner, tie_query_words=True),
     rehearsal=replace(RM.rehearsal, recollection_weight=0.1, familiarity_weight=0.05),
 )
@@ -95,12 +105,40 @@ def _family(paper: Run, model: ModelSettings) -> list[Run]:
         row("rm-only-recollection", familiarity_weight=0.0),
         row("rm-only-familiarity", recollection_weight=0.0),
         row("rm-mask-15", mask_ratio=0.15),
-        replace(paper, method="rm-gru-encoder", model=replace(model, machine=replace(model.machine, encoder="gru"))),
+        replace(paper, method="rm-gru-encoder", model=with_machine(model, encoder="gru")),
+    ]
+
+
+def _rivals(paper: Run, model: ModelSettings) -> list[Run]:
+    """The methods the paper compares with, with the embedding, reasoner and schedule of `rm` and nothing rehearsed."""
+
+    def row(method: str, machine: BaselineSettings, shared: ModelSettings) -> Run:
+        return replace(paper, method=method, model=replace(shared, machine=machine))
+
+    plain = without_rehearsal(model)
+    return [
+        row("directly-reason", DirectSettings(), plain),
+        row("multi-hop-reason", DirectSettings(attention=True), plain),
+        row("dnc", DNCSettings(), plain),
+        row("dnc-msd", DNCSettings(masked=True, deallocate=True), plain),
+        row("nutm", NUTMSettings(), plain),
+        row("dmsdnc", DMSDNCSettings(), plain),
+        row("stm", STMSettings(), plain),
+        row("stm-matched", STMSettings(width=None), plain),
+        row("ct", CompressiveTransformerSettings(), plain),
+        # what the paper does not try: the others' memories, trained to rehearse
+        row("dnc-rehearsal", DNCSettings(), model),
+        row("nutm-rehearsal", NUTMSettings(), model),
+        row("dmsdnc-rehearsal", DMSDNCSettings(), model),
+        row("stm-rehearsal", STMSettings(), model),
+        row("ct-rehearsal", CompressiveTransformerSettings(), model),
     ]
 
 
 PRESETS: dict[str, Run] = {
-    f"{run.task.name}/{run.method}": run for run in _family(_SYNTHETIC, RM) + _family(_BABI, RM_TEXT)
+    f"{run.task.name}/{run.method}": run
+    for paper, model in ((_SYNTHETIC, RM), (_BABI, RM_TEXT))
+    for run in _family(paper, model) + _rivals(paper, model)
 }
 
 

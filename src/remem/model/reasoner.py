@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from remem.model.attention import AdditiveScore
@@ -40,10 +40,11 @@ class MultiHopReasoner(nn.Module):
         score_gain: float = 1.0,
         read_norm: bool = False,
         thinking_layers: bool = False,
+        match: bool = False,
     ) -> None:
         super().__init__()
         self.hops = nn.ModuleList(
-            AdditiveScore(left_dim=model_dim, right_dim=item_dim, model_dim=model_dim, gain=score_gain)
+            AdditiveScore(left_dim=model_dim, right_dim=item_dim, model_dim=model_dim, gain=score_gain, match=match)
             for _ in range(num_hops)
         )
         self.next_query: nn.Module
@@ -54,14 +55,20 @@ class MultiHopReasoner(nn.Module):
         self.norm = nn.LayerNorm(item_dim) if read_norm else nn.Identity()
 
     def forward(
-        self, memory: Float[Tensor, "*b k d"], query: Float[Tensor, "*b m"]
+        self,
+        memory: Float[Tensor, "*b k d"],
+        query: Float[Tensor, "*b m"],
+        seen: Bool[Tensor, "*b k"] | None = None,
     ) -> tuple[Float[Tensor, "*b m"], Float[Tensor, "*b c k"]]:
-        """The reason feature q^C, and the weights gamma-hat of every hop."""
+        """The reason feature q^C, and the weights gamma-hat of every hop; `seen` leaves the other rows out."""
         memory = self.norm(memory)
         weights = []
         updates = self.next_query if isinstance(self.next_query, nn.ModuleList) else [self.next_query] * len(self.hops)
         for hop, next_query in zip(self.hops, updates, strict=True):
-            weights.append(at_least_float32(hop(query, memory)).softmax(dim=-1))
+            scores = at_least_float32(hop(query, memory))
+            if seen is not None:
+                scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
+            weights.append(scores.softmax(dim=-1))
             evidence = (weights[-1].to(memory.dtype)[..., None, :] @ memory).squeeze(-2)  # [*b, d]
             query = next_query(torch.cat([evidence, query], dim=-1))
         return query, torch.stack(weights, dim=-2)

@@ -61,8 +61,10 @@ def _read_union(members: tuple[Any, ...], value: Any, where: str) -> Any:
     if value is None and type(None) in members:
         return None
     kinds = [m for m in members if m is not type(None)]
-    if isinstance(value, dict):
-        kinds = [m for m in kinds if isinstance(m, type) and m.__name__ == value.get("type")]
+    if (
+        isinstance(value, dict) and "type" in value
+    ):  # without one it is the first kind, as it was before there were others
+        kinds = [m for m in kinds if isinstance(m, type) and m.__name__ == value["type"]]
     if not kinds:
         raise BadInput(f"{where} has the unknown type {value.get('type')!r}.")
     return _read(kinds[0], value, where)

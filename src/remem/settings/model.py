@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from remem.settings.baselines import BaselineSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,8 @@ class MachineSettings:
     """Ours: initial bias of the update gate of Eq. 2 towards keeping; at 0 half of every slot is lost each segment."""
     slot_identity: bool = False
     """Ours: a learned vector per slot inside the tanh of Eq. 1, so that slots can differ by what they are for."""
+    match: bool = False
+    """Ours: (W_3 m_k)^T (W_4 f_n) / sqrt(d_model) added to the scores of Eq. 1, which compares slot and item."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +49,8 @@ class ReasonerSettings:
     """Ours: factor on the initial w_c of each hop; without it the first reads average all slots."""
     read_norm: bool = False
     """Ours: LayerNorm on the memory where the reasoner reads it."""
+    match: bool = False
+    """Ours: the same product of query and slot added to the scores of each hop."""
     thinking_layers: bool = False
     """Ours: q <- LayerNorm(q + W_2 relu(W_1 [e; q])) in each hop instead of W^q [e; q], which is linear throughout."""
     tie_query_words: bool = False
@@ -108,7 +114,7 @@ class RehearsalSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """A whole model: embedding, memory machine, rehearsal decoder and reasoner."""
+    """A whole model: embedding, memory machine (or another method in its place), rehearsal decoder and reasoner."""
 
     item_dim: int = 128
     """Width of items and slots (d_x)."""
@@ -117,7 +123,7 @@ class ModelSettings:
     pre_norm: bool = False
     """Ours: LayerNorm before each Transformer sub-layer; after it, as published, three layers barely start to learn."""
     embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
-    machine: MachineSettings = field(default_factory=MachineSettings)
+    machine: MachineSettings | BaselineSettings = field(default_factory=MachineSettings)
     reasoner: ReasonerSettings = field(default_factory=ReasonerSettings)
     rehearsal: RehearsalSettings = field(default_factory=RehearsalSettings)
 
@@ -128,10 +134,15 @@ def rm_improvements(paper: ModelSettings) -> ModelSettings:
         paper,
         pre_norm=True,
         embedding=replace(paper.embedding, position="learned"),
-        machine=replace(paper.machine, aligned_gain=5.0, write_score_gain=4.0, slot_identity=True),
+        machine=with_machine(paper, aligned_gain=5.0, write_score_gain=4.0, slot_identity=True).machine,
         reasoner=replace(paper.reasoner, read_score_gain=4.0, read_norm=True),
         rehearsal=replace(paper.rehearsal, scaled_recall=True, read_norm=True, anytime=True),
     )
+
+
+def with_machine(model: ModelSettings, **changes: Any) -> ModelSettings:
+    """The same model with some fields of its memory changed."""
+    return replace(model, machine=replace(model.machine, **changes))
 
 
 def without_rehearsal(model: ModelSettings) -> ModelSettings:

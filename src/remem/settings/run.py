@@ -23,6 +23,8 @@ class TrainSettings:
     """Learning rate after the warm-up: held, or lowered to a tenth along a cosine."""
     warmup_steps: int = 0
     """Steps over which the learning rate rises from zero."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay on matrices, as a share of the learning rate; 0 is plain Adam."""
     clip_norm: float = 5.0
     """Largest gradient norm of a step."""
     precision: Literal["float32", "bf16"] = "float32"

@@ -46,6 +46,11 @@ class StreamMemory:
     def open(cls, model: str | Path | Bundle) -> StreamMemory:
         """A fresh memory for a saved model."""
         bundle = model if isinstance(model, Bundle) else load_bundle(model)
+        if not isinstance(bundle.model, MemoryModel):
+            raise BadInput(
+                f"The model is {bundle.run.method}, which reads the whole stream again for every question and keeps no "
+                "memory; open one of a memory-based method."
+            )
         return cls(bundle.model, bundle.codec, fingerprint=bundle.fingerprint)
 
     def write(self, item: Any) -> None:

@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remem.data.batch import Batch, QueryBatch, StreamBatch
 from remem.errors import BadInput
 from remem.model.assembly import MemoryModel
 from remem.model.fragments import Fragments, make_fragments, random_below
-from remem.model.interface import DirectReasoner, Trace, gather_rows
+from remem.model.interface import Trace, gather_rows
 from remem.model.rehearsal import familiarity_loss, item_set_distractors, recollection_loss, stream_distractors
 from remem.model.sampler import HistorySampler, Sampler
 from remem.settings.model import RehearsalSettings
@@ -149,11 +149,21 @@ class MemoryObjective:
 
 
 class DirectObjective:
-    """Loss of a model that sees the whole stream: the history sampler's own training stage."""
+    """Loss of a model that sees the whole stream: the history sampler in its own stage, or a direct method."""
 
-    def __init__(self, model: DirectReasoner) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.model = model
+
+    def compile(self, backend: str = "inductor") -> None:
+        """Nothing: a recurrent network has kernels of its own, and what is left is small."""
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Logs]:
         loss = reason_loss(self.model(batch.stream, batch.query), batch.query)
         return loss, {"loss": loss.detach()}
+
+
+def make_objective(
+    model: nn.Module, settings: RehearsalSettings, sampler: Sampler | None
+) -> MemoryObjective | DirectObjective:
+    """What a model of any method is trained on."""
+    return MemoryObjective(model, settings, sampler) if isinstance(model, MemoryModel) else DirectObjective(model)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from remem.data.dataset import Split
 from remem.model.assembly import MemoryModel
@@ -26,7 +27,7 @@ FORMAT = 1
 def make_record(
     run: Run,
     task: Task,
-    model: MemoryModel,
+    model: nn.Module,
     *,
     code: dict[str, Any],
     splits: dict[str, Split],
@@ -57,7 +58,7 @@ def make_record(
             "fingerprint": fingerprint,
             "params": sum(p.numel() for p in model.parameters()),
             "params_to_answer": sum(p.numel() for n, p in model.named_parameters() if not n.startswith("decoder.")),
-            "state_floats": state_floats(model),
+            "state_floats": state_floats(model) if isinstance(model, MemoryModel) else None,
         },
         "metrics": {"valid": chosen, "test": rounded(task.metrics(test))},
         "test_by_age": [[age, right, total] for age, (right, total) in sorted(test.ages.items())],

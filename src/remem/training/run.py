@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from remem.build import build_model, build_sampler
+from remem.build import Model, build_model, build_sampler
 from remem.bundle import load_sampler, save_bundle, save_sampler, write_file
 from remem.data.dataset import Split
 from remem.errors import BadInput
-from remem.model.assembly import MemoryModel
 from remem.model.sampler import HistorySampler, RandomSampler, Sampler
 from remem.settings.codec import to_json
 from remem.settings.run import Run
@@ -24,7 +23,7 @@ from remem.tasks.load import load_task
 from remem.training.evaluate import evaluate
 from remem.training.log import StageLog
 from remem.training.loop import fit
-from remem.training.objective import DirectObjective, MemoryObjective
+from remem.training.objective import DirectObjective, make_objective
 from remem.training.record import code_version, make_record
 
 CONFIG_FILE = "config.json"
@@ -60,7 +59,7 @@ class Trainer:
             self.splits[name] = self.task.load(name).to(self.device)
         return self.splits[name]
 
-    def train(self, *, resume: bool = False) -> tuple[MemoryModel, dict[str, Any]]:
+    def train(self, *, resume: bool = False) -> tuple[Model, dict[str, Any]]:
         """Both stages, the test, and the record."""
         started = time.perf_counter()
         code = code_version()  # now, not at the end: the checkout may have moved on by then
@@ -69,7 +68,7 @@ class Trainer:
         sampler, stage_one = self._sampler(resume)
         torch.manual_seed(self.run.seed)
         model = build_model(self.run.model, self.task.codec).to(self.device)
-        objective = MemoryObjective(model, self.run.model.rehearsal, sampler)
+        objective = make_objective(model, self.run.model.rehearsal, sampler)
         if self.run.train.compile:
             objective.compile()
         settings = self.run.train

@@ -42,7 +42,9 @@ class EagerStep:
 
     def __init__(self, model: nn.Module, objective: Objective, split: Split, settings: TrainSettings) -> None:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.Adam(self.parameters, lr=settings.learning_rate)
+        self.optimizer: torch.optim.Adam = torch.optim.AdamW(
+            _groups(self.parameters, settings), lr=settings.learning_rate
+        )
         self.objective, self.split, self.settings = objective, split, settings
         self.logs: Logs = {}
         self.batch_ids = torch.empty(0)
@@ -75,7 +77,9 @@ class GraphedStep:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.device = self.parameters[0].device
         self.rate = torch.tensor(settings.learning_rate, device=self.device)
-        self.optimizer = torch.optim.Adam(self.parameters, lr=self.rate, capturable=True, fused=True)
+        self.optimizer: torch.optim.Adam = torch.optim.AdamW(
+            _groups(self.parameters, settings), lr=self.rate, capturable=True, fused=True
+        )
         self.objective, self.split, self.settings = objective, split, settings
         # Adam's fused kernel leaves everything as it is where this is one
         self.found_inf = torch.zeros((), device=self.device)
@@ -131,6 +135,14 @@ class GraphedStep:
         self.count.copy_(count)
         torch.cuda.set_rng_state(random)
         return graph, static_rows, logs
+
+
+def _groups(parameters: list[nn.Parameter], settings: TrainSettings) -> list[dict[str, Any]]:
+    """Matrices, which may decay, and everything else."""
+    matrices = [p for p in parameters if p.ndim > 1]
+    others = [p for p in parameters if p.ndim <= 1]
+    decays = ((matrices, settings.weight_decay), (others, 0.0))
+    return [{"params": group, "weight_decay": decay} for group, decay in decays if group]
 
 
 def backward(

@@ -1,0 +1,117 @@
+"""Settings of the methods the paper compares with: its sizes as defaults, the rest as the original works have it.
+
+Each stands where `MachineSettings` stands for rehearsal memory: embedding, reasoner and rehearsal are the same for all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class DNCSettings:
+    """Differentiable Neural Computer: an LSTM that writes by content or into free slots, item by item."""
+
+    num_slots: int = 20
+    """Memory slots (K; N in the DNC's own paper)."""
+    slot_dim: int | None = None
+    """Width of a slot (W); None takes that of an item."""
+    controller_dim: int | None = None
+    """Width of the LSTM controller (H); None takes that of an item."""
+    num_reads: int = 4
+    """Read heads (R)."""
+    masked: bool = False
+    """Key masks: a lookup may leave parts of a slot out of the comparison (Csordas & Schmidhuber, 2019)."""
+    deallocate: bool = False
+    """A freed slot is wiped, not only free to be written over (Csordas & Schmidhuber, 2019)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NUTMSettings:
+    """Neural stored-program memory on a DNC core without links: what the controller asks for is itself looked up."""
+
+    num_slots: int = 20
+    """Memory slots (K)."""
+    slot_dim: int | None = None
+    """Width of a slot (W); None takes that of an item."""
+    controller_dim: int | None = None
+    """Width of the LSTM controller (H); None takes that of an item."""
+    num_reads: int = 4
+    """Read heads (R)."""
+    num_programs: int = 4
+    """Stored programs (cores)."""
+    key_dim: int = 4
+    """Width of a program's key."""
+    key_loss_weight: float = 0.1
+    """Weight of the loss that keeps programs' keys apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DMSDNCSettings:
+    """Distributed memory with a self-supervised loss: two small DNC memories side by side, and inputs to reproduce."""
+
+    num_slots: int = 20
+    """Memory slots of all blocks together (K)."""
+    slot_dim: int | None = None
+    """Width of a slot (W); None takes that of an item."""
+    controller_dim: int | None = None
+    """Width of the LSTM controller (H); None takes that of an item."""
+    num_reads: int = 4
+    """Read heads (R)."""
+    num_blocks: int = 2
+    """Memory blocks, which share the slots evenly."""
+    reproduce_ratio: float = 0.1
+    """Share of the items that must be reproduced while training (p)."""
+    reproduce_weight: float = 1.0
+    """Weight of that loss."""
+    bypass_dropout: float = 0.1
+    """Dropout between controller and reproduction, which makes it use the memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class STMSettings:
+    """Self-attentive associative memory: an item memory and a relational one, written segment by segment."""
+
+    num_slots: int = 20
+    """Slots the reasoner sees (K)."""
+    width: int | None = 96
+    """Width of both memories (s); None makes the state as large as K slots of rehearsal memory."""
+    num_queries: int = 8
+    """Queries, and relations kept (n_q)."""
+    hidden_dim: int = 128
+    """Width of the hidden layer that reads a segment."""
+    checkpoint: bool = False
+    """Compute each step again in the backward pass instead of keeping what it needs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressiveTransformerSettings:
+    """Compressive Transformer: what leaves the short-term queue is compressed into a second one."""
+
+    num_slots: int = 20
+    """Compressed rows of a layer, of which the reasoner sees the top layer's (K)."""
+    num_layers: int = 3
+    """Transformer layers."""
+    num_heads: int = 4
+    """Attention heads."""
+    rate: int = 5
+    """Rows that become one (c)."""
+    dropout: float = 0.1
+    """Dropout of the layers while training."""
+    horizon: int | None = None
+    """Segments through which gradients flow; None never cuts them."""
+    compression_weight: float = 1.0
+    """Weight of the attention-reconstruction loss of the compression."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DirectSettings:
+    """No memory: the whole stream is read again for every question, so nothing is bounded (Appendix B)."""
+
+    attention: bool = False
+    """Answer by the reasoner's hops over all states (Multi-Hop Reason), not from the last one (Directly Reason)."""
+
+
+BaselineSettings = (
+    DNCSettings | NUTMSettings | DMSDNCSettings | STMSettings | CompressiveTransformerSettings | DirectSettings
+)
