@@ -19,7 +19,7 @@ class ThinkingLayer(nn.Module):
         self.outer = nn.Linear(2 * model_dim, model_dim)
         self.norm = nn.LayerNorm(model_dim)
 
-    def forward(self, both: Float[Tensor, "*b d+m"]) -> Float[Tensor, "*b m"]:
+    def forward(self, both: Float[Tensor, "*b e"]) -> Float[Tensor, "*b m"]:
         query = both[..., -self.outer.out_features :]
         return self.norm(query + self.outer(torch.relu(self.inner(both))))
 
