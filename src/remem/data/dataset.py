@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
@@ -27,6 +28,14 @@ class Bucket:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+class Table(NamedTuple):
+    """The segments of a bucket: which rows of the split's table, the streams in numbers of these, the longest."""
+
+    used: Int[Tensor, " s"] | None
+    order: Int[Tensor, "b t"]
+    width: int
 
 
 @dataclass(frozen=True)
@@ -61,27 +70,39 @@ class Split:
         )
         return Split(self.items.to(device), self.item_mask.to(device), buckets, self.repeats)
 
+    @cached_property
+    def tables(self) -> tuple[Table, ...]:
+        """What each bucket needs of the table: long stories are made of few and short sentences."""
+        lengths = self.item_mask.sum(dim=1)
+        if not self.repeats:
+            width = int(lengths.max())
+            return tuple(Table(None, b.order, width) for b in self.buckets)
+        tables = []
+        for bucket in self.buckets:
+            used, compact = _distinct(bucket.order, bucket.segment_mask)
+            tables.append(Table(used, compact, int(lengths[used].max())))
+        return tuple(tables)
+
     def batch(self, bucket: int, rows: Int[Tensor, " b"]) -> Batch:
         """The given rows of a bucket, with the segments they use.
 
         On a GPU a captured step gathers its own batches, so their shapes must not depend on what is in them: where
-        streams share segments that is the whole table, or every use of a segment where those are fewer.
+        streams share segments that is the bucket's table, or every use of a segment where those are fewer.
         """
-        source = self.buckets[bucket]
+        source, table = self.buckets[bucket], self.tables[bucket]
         rows = rows.to(source.ids.device)
         order, segment_mask, in_turn = source.order[rows], source.segment_mask[rows], False
-        if self.repeats and order.is_cuda and order.numel() >= len(self.items):
-            used, compact = torch.arange(len(self.items), device=order.device), order
-        elif self.repeats and not order.is_cuda:
-            used, local = torch.unique(order[segment_mask], return_inverse=True)
-            compact = torch.zeros_like(order)
-            compact[segment_mask] = local
+        if table.used is not None and not order.is_cuda:
+            used, compact = _distinct(order, segment_mask)
+        elif table.used is not None and order.numel() >= len(table.used):
+            used, compact = table.used, table.order[rows]
         else:
             used, compact = order.flatten(), torch.arange(order.numel(), device=order.device).view_as(order)
             in_turn = True
         stream = StreamBatch(
-            self.items[used].long(), self.item_mask[used], compact, segment_mask, in_turn, self.most_items[bucket]
-        )
+            self.items[used, : table.width].long(), self.item_mask[used, : table.width],
+            compact, segment_mask, in_turn, self.most_items[bucket],
+        )  # fmt: skip
         query = QueryBatch(*(v[rows] for v in source.query))
         return Batch(stream, query, source.ids[rows])
 
@@ -96,6 +117,14 @@ class Split:
             digest.update(f"{array.dtype.str.lstrip('<|')} {array.shape};".encode())
             digest.update(array.tobytes())
         return digest.hexdigest()[:16]
+
+
+def _distinct(order: Int[Tensor, "b t"], real: Bool[Tensor, "b t"]) -> tuple[Int[Tensor, " s"], Int[Tensor, "b t"]]:
+    """The segments that occur, and the streams in numbers of these; padding points to the first."""
+    used, numbers = torch.unique(order[real], return_inverse=True)
+    compact = torch.zeros_like(order)
+    compact[real] = numbers
+    return used, compact
 
 
 def epoch_batches(split: Split, batch_size: int, seed: int, epoch: int) -> list[tuple[int, Int[Tensor, " b"]]]:
