@@ -100,7 +100,6 @@ def build_machine(settings: ModelSettings, segment_len: int) -> MemoryMachine:
         score_gain=machine.write_score_gain,
         keep_bias=machine.keep_bias,
         slot_identity=machine.slot_identity,
-        match=machine.match,
     )
     return MemoryMachine(encoder=encoder, writer=writer, num_slots=machine.num_slots, item_dim=settings.item_dim)
 
@@ -128,7 +127,6 @@ def _reasoner(settings: ModelSettings, row_dim: int) -> MultiHopReasoner:
         score_gain=settings.reasoner.read_score_gain,
         read_norm=settings.reasoner.read_norm,
         thinking_layers=settings.reasoner.thinking_layers,
-        match=settings.reasoner.match,
     )
 
 

@@ -132,22 +132,6 @@ def test_rows_not_seen_get_no_weight_and_change_nothing() -> None:
     assert_close(reason, alone)
 
 
-def test_a_match_is_a_product_of_query_and_slot_added_to_each_hops_scores() -> None:
-    reasoner = make_reasoner(num_hops=1, match=True, score_gain=4.0)
-    (hop,) = reasoner.hops
-    assert isinstance(hop, AdditiveScore)
-    memory, query = torch.randn(2, 5, 4), torch.randn(2, 3)
-    assert hop.left_match is not None
-    assert hop.right_match is not None
-    for b in range(2):
-        left = matvec(hop.left_match.weight.tolist(), query[b].tolist())
-        for k in range(5):
-            right = matvec(hop.right_match.weight.tolist(), memory[b, k].tolist())
-            product = sum(x * y for x, y in zip(left, right, strict=True)) / math.sqrt(3)
-            added = additive_score(hop, query[b].tolist(), memory[b, k].tolist())
-            assert_close(hop(query, memory)[b, k], added + product)
-
-
 def test_thinking_layers_put_a_nonlinear_layer_of_its_own_into_each_hop() -> None:
     reasoner = make_reasoner(num_hops=2, thinking_layers=True)
     memory, query = torch.randn(2, 5, 4), torch.randn(2, 3)

@@ -87,7 +87,11 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("train.learning_rate", "fast", "Run.train.learning_rate is 'fast'; expected a value of type float."),
         ("train.learning_rate", True, "Run.train.learning_rate is True; expected a value of type float."),
         ("model.rehearsal.num_distractors", 1.5, "Run.model.rehearsal.num_distractors is 1.5; expected a value of"),
-        ("model.rehearsal.num_distractors", {}, "Run.model.rehearsal.num_distractors is {}; expected a value of type int."),
+        (
+            "model.rehearsal.num_distractors",
+            {},
+            "Run.model.rehearsal.num_distractors is {}; expected a value of type int.",
+        ),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_full_name(path: str, value: Any, sentence: str) -> None:

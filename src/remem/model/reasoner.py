@@ -40,11 +40,10 @@ class MultiHopReasoner(nn.Module):
         score_gain: float = 1.0,
         read_norm: bool = False,
         thinking_layers: bool = False,
-        match: bool = False,
     ) -> None:
         super().__init__()
         self.hops = nn.ModuleList(
-            AdditiveScore(left_dim=model_dim, right_dim=item_dim, model_dim=model_dim, gain=score_gain, match=match)
+            AdditiveScore(left_dim=model_dim, right_dim=item_dim, model_dim=model_dim, gain=score_gain)
             for _ in range(num_hops)
         )
         self.next_query: nn.Module

@@ -29,12 +29,9 @@ class SlotWriter(nn.Module):
         score_gain: float = 1.0,
         keep_bias: float = 0.0,
         slot_identity: bool = False,
-        match: bool = False,
     ) -> None:
         super().__init__()
-        self.attention = AdditiveScore(
-            left_dim=item_dim, right_dim=item_dim, model_dim=model_dim, gain=score_gain, match=match
-        )
+        self.attention = AdditiveScore(left_dim=item_dim, right_dim=item_dim, model_dim=model_dim, gain=score_gain)
         self.cell = nn.GRUCell(item_dim, item_dim)
         with torch.no_grad():
             self.cell.bias_hh[item_dim : 2 * item_dim] += keep_bias  # torch's z, the share of the old slot
@@ -55,8 +52,6 @@ class SlotWriter(nn.Module):
             slots_to_gates=cell.weight_hh,
             items_bias=cell.bias_ih,
             slots_bias=cell.bias_hh,
-            slot_match=None if attention.left_match is None else attention.left_match.weight,
-            item_match=None if attention.right_match is None else attention.right_match.weight,
         )
 
     def forward(

@@ -35,8 +35,6 @@ class MachineSettings:
     """Ours: initial bias of the update gate of Eq. 2 towards keeping; at 0 half of every slot is lost each segment."""
     slot_identity: bool = False
     """Ours: a learned vector per slot inside the tanh of Eq. 1, so that slots can differ by what they are for."""
-    match: bool = False
-    """Ours: (W_3 m_k)^T (W_4 f_n) / sqrt(d_model) added to the scores of Eq. 1, which compares slot and item."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +47,6 @@ class ReasonerSettings:
     """Ours: factor on the initial w_c of each hop; without it the first reads average all slots."""
     read_norm: bool = False
     """Ours: LayerNorm on the memory where the reasoner reads it."""
-    match: bool = False
-    """Ours: the same product of query and slot added to the scores of each hop."""
     thinking_layers: bool = False
     """Ours: q <- LayerNorm(q + W_2 relu(W_1 [e; q])) in each hop instead of W^q [e; q], which is linear throughout."""
     tie_query_words: bool = False

@@ -35,7 +35,7 @@ def write_scan(
 
     `in_turn` promises that `order` counts from 0 to b t - 1: then no gradient has to be added up by segment.
     """
-    if not fast() or not order.numel() or weights.slot_match is not None or not _has_fast_path(slots, features):
+    if not fast() or not order.numel() or not _has_fast_path(slots, features):
         return reference.write_scan(slots, features, item_mask, order, segment_mask, weights, gain)
     real = item_mask[order] & segment_mask[..., None]
     scan = fused(slots, features, item_mask, weights, gain)

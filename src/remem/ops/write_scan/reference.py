@@ -5,7 +5,6 @@ Shape letters: b streams, t segments, s distinct segments, n items, k slots, d i
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -28,8 +27,6 @@ class ScanWeights(NamedTuple):
     slots_to_gates: Float[Tensor, "3d d"]
     items_bias: Float[Tensor, " 3d"]
     slots_bias: Float[Tensor, " 3d"]
-    slot_match: Float[Tensor, "m d"] | None = None  # W_3, over sqrt(m); not in the paper
-    item_match: Float[Tensor, "m d"] | None = None  # W_4
 
 
 class Scanned(NamedTuple):
@@ -39,34 +36,27 @@ class Scanned(NamedTuple):
     entropy: Float[Tensor, "b t"]
 
 
-def project(features: Float[Tensor, "*s n d"], weights: ScanWeights) -> Float[Tensor, "*s n m_or_2m"]:
-    """W_2 f_n + b, and W_4 f_n behind it: the item side of the scores, which needs no memory, so all at once."""
-    item_side = F.linear(features, weights.item_side, weights.item_side_bias)
-    if weights.item_match is None:
-        return item_side
-    return torch.cat([item_side, F.linear(features, weights.item_match)], dim=-1)
+def project(features: Float[Tensor, "*s n d"], weights: ScanWeights) -> Float[Tensor, "*s n m"]:
+    """W_2 f_n + b: the item side of the scores, which needs no memory and so no waiting for it."""
+    return F.linear(features, weights.item_side, weights.item_side_bias)
 
 
 def assign(
     slots: Float[Tensor, "b k d"],
-    item_side: Float[Tensor, "b n m_or_2m"],
+    item_side: Float[Tensor, "b n m"],
     item_mask: Bool[Tensor, "b n"],
     weights: ScanWeights,
 ) -> Float[Tensor, "b k n"]:
     """alpha-hat of Eq. 1: how each item is shared out among the slots; nothing of a padded item.
 
-    alpha_kn = w^T tanh(W_1 m_k + W_2 f_n + b), softmax over k; `item_side` is what `project` gives. Where there is a
-    match, (W_3 m_k)^T W_4 f_n / sqrt(m) is added.
+    alpha_kn = w^T tanh(W_1 m_k + W_2 f_n + b), softmax over k; `item_side` is W_2 f_n + b.
     """
     slot_side = F.linear(slots, weights.slot_side)
     if weights.identity is not None:
         slot_side = slot_side + weights.identity
     # a padded item may hold anything, and NaN times a gradient of zero is NaN
     real_side = item_side.masked_fill(~item_mask[..., None], 0.0)
-    added, matched = real_side[..., : len(weights.score)], real_side[..., len(weights.score) :]
-    scores = F.linear(torch.tanh(slot_side[:, :, None] + added[:, None]), weights.score[None]).squeeze(-1)
-    if weights.slot_match is not None:
-        scores = scores + F.linear(slots, weights.slot_match) @ matched.mT / math.sqrt(len(weights.slot_match))
+    scores = F.linear(torch.tanh(slot_side[:, :, None] + real_side[:, None]), weights.score[None]).squeeze(-1)
     return at_least_float32(scores).softmax(dim=1).masked_fill(~item_mask[:, None], 0.0)
 
 
@@ -100,7 +90,7 @@ def update(
 def write_segment(
     slots: Float[Tensor, "b k d"],
     features: Float[Tensor, "b n d"],
-    item_side: Float[Tensor, "b n m_or_2m"],
+    item_side: Float[Tensor, "b n m"],
     item_mask: Bool[Tensor, "b n"],
     weights: ScanWeights,
     gain: float,
