@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from remem.experiments.presets import RM
-from remem.settings.model import MachineSettings, ModelSettings, RehearsalSettings, rm_improvements
+from remem.settings.model import MachineSettings, ModelSettings, RehearsalSettings, rm_improvements, with_machine
 from remem.settings.run import Run, TrainSettings
 from remem.settings.tasks import SyntheticTask
 from remem.training.run import Trainer
@@ -58,6 +59,20 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def shrink() -> Callable[[ModelSettings], ModelSettings]:
+    """Any method's model at a tiny width, with its own options."""
+    small = {"num_slots": 4, "encoder_layers": 1, "num_layers": 2, "width": 6, "num_queries": 3, "hidden_dim": 8}
+
+    def shrunk(model: ModelSettings) -> ModelSettings:
+        names = {field.name for field in fields(model.machine)}
+        machine = with_machine(model, **{name: value for name, value in small.items() if name in names}).machine
+        rehearsal = replace(model.rehearsal, decoder_layers=1)
+        return replace(model, item_dim=16, model_dim=16, machine=machine, rehearsal=rehearsal)
+
+    return shrunk
+
+
+@pytest.fixture
 def small_rm() -> ModelSettings:
     """`rm` with its own options at a tiny width."""
-    return replace(RM, item_dim=16, model_dim=16, machine=replace(RM.machine, num_slots=3, encoder_layers=1))
+    return replace(with_machine(RM, num_slots=3, encoder_layers=1), item_dim=16, model_dim=16)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 from torch import nn
 
+from remem.baselines.compressive_transformer import CompressiveTransformer
 from remem.baselines.directly_reason import DirectlyReason, StreamReader
+from remem.baselines.dmsdnc import DMSDNC
+from remem.baselines.dnc import DNC
 from remem.baselines.multi_hop_reason import MultiHopReason
+from remem.baselines.nutm import NUTM
+from remem.baselines.stm import STM, matched_width
 from remem.data.codec import Codec
 from remem.errors import BadInput
 from remem.model.assembly import MemoryModel
@@ -18,7 +26,15 @@ from remem.model.rehearsal import RehearsalDecoder
 from remem.model.sampler import HistorySampler
 from remem.model.transformer import PositionCode
 from remem.model.writer import SlotWriter
-from remem.settings.baselines import DirectSettings
+from remem.settings.baselines import (
+    BaselineSettings,
+    CompressiveTransformerSettings,
+    DirectSettings,
+    DMSDNCSettings,
+    DNCSettings,
+    NUTMSettings,
+    STMSettings,
+)
 from remem.settings.model import EmbeddingSettings, MachineSettings, ModelSettings
 
 Model = MemoryModel | DirectlyReason | MultiHopReason
@@ -69,10 +85,28 @@ def build_direct(settings: ModelSettings, codec: Codec) -> DirectlyReason | Mult
 
 def build_memorizer(settings: ModelSettings, codec: Codec) -> nn.Module:
     """The memory of any method."""
-    machine = settings.machine
-    if isinstance(machine, MachineSettings):
-        return build_machine(settings, codec.segment_len)
-    raise BadInput(f"{type(machine).__name__} is no memory.")
+    machine, item_dim = settings.machine, settings.item_dim
+    match machine:
+        case MachineSettings():
+            return build_machine(settings, codec.segment_len)
+        case DNCSettings():
+            return DNC(item_dim=item_dim, **_fields(machine))
+        case NUTMSettings():
+            return NUTM(item_dim=item_dim, **_fields(machine))
+        case DMSDNCSettings():
+            return DMSDNC(item_dim=item_dim, num_items=codec.num_items, **_fields(machine))
+        case STMSettings():
+            width = machine.width or matched_width(machine.num_slots, item_dim, machine.num_queries)
+            return STM(item_dim=item_dim, segment_len=codec.segment_len, **_fields(machine) | {"width": width})
+        case CompressiveTransformerSettings():
+            return CompressiveTransformer(item_dim=item_dim, segment_len=codec.segment_len, **_fields(machine))
+        case DirectSettings():
+            raise BadInput("A model that reads the whole stream has no memory of its own.")
+
+
+def _fields(settings: BaselineSettings) -> dict[str, Any]:
+    """A baseline's settings carry the names of its constructor's arguments."""
+    return {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
 
 
 def build_machine(settings: ModelSettings, segment_len: int) -> MemoryMachine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from remem.errors import BadInput
 from remem.experiments.presets import PRESETS
 from remem.model.sampler import HistorySampler
 from remem.settings.codec import from_json
+from remem.settings.model import ModelSettings
 from remem.settings.run import Run, TrainSettings
 from remem.settings.tasks import BabiTask
 from remem.tasks.load import load_task
@@ -95,19 +97,12 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_takes_two_steps_on_a_tiny_twin_of_its_data(
-    name: str, twin: Path, tiny_run: Run, tmp_path: Path
+    name: str, twin: Path, tiny_run: Run, shrink: Callable[[ModelSettings], ModelSettings], tmp_path: Path
 ) -> None:
     preset = PRESETS[name]
     task = replace(preset.task, data=twin, tasks=(1, 6)) if isinstance(preset.task, BabiTask) else tiny_run.task
-    model = replace(
-        preset.model,
-        item_dim=16,
-        model_dim=16,
-        machine=replace(preset.model.machine, num_slots=3, encoder_layers=1),
-        rehearsal=replace(preset.model.rehearsal, decoder_layers=1),
-    )
     short = TrainSettings(steps=2, batch_size=4, eval_every=2)
-    run = replace(preset, task=task, model=model, train=short, sampler_train=short)
+    run = replace(preset, task=task, model=shrink(preset.model), train=short, sampler_train=short)
     _, record = Trainer(run, tmp_path / "run", device=CPU, quiet=True).train()
     assert record["cost"] | {"steps": 2, "skipped_steps": 0} == record["cost"]
     assert record["metrics"]["test"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from remem.data.batch import Segment
@@ -29,6 +30,11 @@ def _stream(item_dim: int, seed: int = 0, segments: int = _SEGMENTS) -> Embedded
 def _memory(memorizer: Memorizer, stream: EmbeddedStream, state: State | None = None) -> Tensor:
     start = memorizer.initial_state(len(stream.order)) if state is None else state
     return memorizer.memory(memorizer.write_stream(start, stream).state)
+
+
+def _evaluating(memorizer: Memorizer) -> None:
+    if isinstance(memorizer, nn.Module):
+        memorizer.eval()
 
 
 def _same(left: Tensor, right: Tensor, broken: str) -> None:
@@ -100,6 +106,49 @@ def check_bounded(memorizer: Memorizer, item_dim: int) -> None:
     assert all(bool(torch.isfinite(part).all()) for part in long), "The state is not finite after a long stream."
 
 
+def check_endless(memorizer: Memorizer, item_dim: int, segments: int = 100_000) -> float:
+    """Random segments without end, some of them huge: every part of the state stays finite and stops growing.
+
+    Returns the largest number in the state.
+    """
+    _evaluating(memorizer)
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.ones(_STREAMS, _ITEMS, dtype=torch.bool)
+    largest: list[float] = []
+    with torch.no_grad():
+        state = memorizer.initial_state(_STREAMS)
+        for t in range(segments):
+            scale = 100.0 if t % 97 == 96 else 1.0
+            items = scale * torch.randn(_STREAMS, _ITEMS, item_dim, generator=generator)
+            state = memorizer.write(state, Segment(items, mask))
+            if (t + 1) % max(1, segments // 10) == 0:
+                assert all(bool(torch.isfinite(part).all()) for part in state), (
+                    f"The state is not finite after {t + 1:,} random segments."
+                )
+                largest.append(max(float(part.abs().max()) for part in state if part.numel()))
+    # a state that grows with the stream doubles from its first half to its second
+    first, second = max(largest[: len(largest) // 2]), max(largest[len(largest) // 2 :])
+    assert second <= 1.5 * first, (
+        f"The largest number in the state grew from {first:g} to {second:g} over {segments:,} random segments."
+    )
+    return max(largest)
+
+
+def check_saved(memorizer: Memorizer, item_dim: int) -> None:
+    """A state written to a file and read again goes on as if nothing had happened, to the last bit."""
+    stream = _stream(item_dim)
+    state = memorizer.write_stream(memorizer.initial_state(_STREAMS), stream).state
+    names = [str(number) for number in range(len(state))]
+    read = load(save({name: part.contiguous() for name, part in zip(names, state, strict=True)}))
+    again = type(state)(*(read[name] for name in names))
+    rows = stream.order[:, 0]
+    segment = Segment(stream.items[rows], stream.item_mask[rows])
+    after, after_again = memorizer.write(state, segment), memorizer.write(again, segment)
+    assert all(torch.equal(a, b) for a, b in zip(after, after_again, strict=True)), (
+        "A state that was saved and loaded went on differently."
+    )
+
+
 def check_purity(memorizer: Memorizer, item_dim: int) -> None:
     """Writing returns a new state and leaves the old one alone; the same write twice gives the same state."""
     stream = _stream(item_dim)
@@ -129,14 +178,14 @@ CHECKS: tuple[Callable[[Memorizer, int], None], ...] = (
     check_neighbours,
     check_bounded,
     check_purity,
+    check_saved,
     check_first_gradient,
 )
 
 
 def check_memorizer(memorizer: Memorizer, item_dim: int) -> None:
     """All checks; a module is put into evaluation mode first, since dropout breaks every one of them on purpose."""
-    if isinstance(memorizer, nn.Module):
-        memorizer.eval()
+    _evaluating(memorizer)
     for check in CHECKS:
         with torch.no_grad():
             check(memorizer, item_dim)

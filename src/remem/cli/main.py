@@ -17,6 +17,7 @@ COMMANDS = {
     "plot": "draw what the records say: forgetting by age, learning curves, error by task",
     "data": "import and inspect data",
     "bench": "measure speed, before and after in one run",
+    "check": "whether a memory holds to the contract: a preset's, or one of your own",
 }
 HELP = "usage: remem COMMAND [OPTIONS]\n\n" + "\n".join(f"  {name:<7} {text}" for name, text in COMMANDS.items())
 

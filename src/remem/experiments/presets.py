@@ -120,7 +120,7 @@ def _rivals(paper: Run, model: ModelSettings) -> list[Run]:
         row("directly-reason", DirectSettings(), plain),
         row("multi-hop-reason", DirectSettings(attention=True), plain),
         row("dnc", DNCSettings(), plain),
-        row("dnc-msd", DNCSettings(masked=True, deallocate=True), plain),
+        row("dnc-msd", DNCSettings(masked=True, deallocate=True, sharpen=True), plain),
         row("nutm", NUTMSettings(), plain),
         row("dmsdnc", DMSDNCSettings(), plain),
         row("stm", STMSettings(), plain),

@@ -23,7 +23,9 @@ class DNCSettings:
     masked: bool = False
     """Key masks: a lookup may leave parts of a slot out of the comparison (Csordas & Schmidhuber, 2019)."""
     deallocate: bool = False
-    """A freed slot is wiped, not only free to be written over (Csordas & Schmidhuber, 2019)."""
+    """A freed slot is wiped, not only free to be written over (the same)."""
+    sharpen: bool = False
+    """Steps along the order of writes are sharpened (the same)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +62,9 @@ class DMSDNCSettings:
     """Read heads (R)."""
     num_blocks: int = 2
     """Memory blocks, which share the slots evenly."""
-    reproduce_ratio: float = 0.1
+    reproduced: float = 0.1
     """Share of the items that must be reproduced while training (p)."""
-    reproduce_weight: float = 1.0
+    reproduction_weight: float = 1.0
     """Weight of that loss."""
     bypass_dropout: float = 0.1
     """Dropout between controller and reproduction, which makes it use the memory."""
@@ -78,10 +80,8 @@ class STMSettings:
     """Width of both memories (s); None makes the state as large as K slots of rehearsal memory."""
     num_queries: int = 8
     """Queries, and relations kept (n_q)."""
-    hidden_dim: int = 128
-    """Width of the hidden layer that reads a segment."""
-    checkpoint: bool = False
-    """Compute each step again in the backward pass instead of keeping what it needs."""
+    hidden_dim: int = 80
+    """Width of the hidden layers that read a segment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class CompressiveTransformerSettings:
     """Dropout of the layers while training."""
     horizon: int | None = None
     """Segments through which gradients flow; None never cuts them."""
-    compression_weight: float = 1.0
+    auxiliary_weight: float = 1.0
     """Weight of the attention-reconstruction loss of the compression."""
 
 

@@ -1,0 +1,323 @@
+"""DNC: an LSTM that writes to free or similar slots, and reads by content or along the order of writes.
+
+Graves et al., "Hybrid computing using a neural network with dynamic external memory", Nature 538 (2016).
+
+Changed for the shared harness: the slots themselves are the memory that the shared reasoner attends to, so there is no
+output layer; the read heads stay, since what they read goes back into the LSTM and what they free can be written again.
+Their number of slots is K and a slot is as wide as an item, unless `slot_dim` asks for a width of its own, which a
+linear map then brings to the item's. The vector of commands goes through a LayerNorm (Franke et al., "Robust and
+Scalable Differentiable Neural Computer for Question Answering", 2018): without it training is known to diverge.
+Left open by the paper: how the memory starts (every number 1e-6) and whether gradients go through what was written into
+what is free (they don't, as in the authors' code).
+
+One cell covers the relatives, too: without links and with stored programs it is NUTM, with several blocks DMSDNC, and
+with `masked`, `deallocate` and `sharpen` the DNC of Csordas and Schmidhuber (ICLR 2019).
+
+Shape letters beside the usual ones: c blocks, k slots of a block, d slot width, r read heads, h controller width.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from remem.baselines.addressing import (
+    LARGEST,
+    allocation,
+    backward_weights,
+    content_weights,
+    erase_and_write,
+    forward_weights,
+    mixed_read_weights,
+    mixed_write_weights,
+    next_links,
+    next_precedence,
+    next_usage,
+    oneplus,
+    product,
+    retention,
+    sharpened,
+)
+from remem.baselines.word_by_word import WordByWord
+from remem.errors import BadInput
+from remem.ops.precision import at_least_float32
+
+FIRST_VALUE = 1e-6  # of every number in the memory: a cosine with exact zeros is good for nothing
+
+
+class DNCState(NamedTuple):
+    """All that is kept of a stream."""
+
+    slots: Float[Tensor, "b c k d"]  # M
+    usage: Float[Tensor, "b c k"]  # u
+    write_weights: Float[Tensor, "b c k"]  # w^w
+    read_weights: Float[Tensor, "b c r k"]  # w^r
+    precedence: Float[Tensor, "b c k"]  # p; no slots where there are no links
+    links: Float[Tensor, "b c k k"]  # L; likewise
+    hidden: Float[Tensor, "b h"]  # of the LSTM
+    carry: Float[Tensor, "b h"]  # its cell
+    reads: Float[Tensor, "b r*d"]  # r^1 .. r^R
+
+
+class Commands(NamedTuple):
+    """What the controller orders at one step, for every block: xi, split and squashed."""
+
+    read_keys: Float[Tensor, "b c r d"]  # k^{r,i}
+    read_modes: Float[Tensor, "b c r 3"] | None  # pi^i: back, by content, on
+    block_gates: Float[Tensor, "b c r"] | None  # att^i: which block is read
+    read_strengths: Float[Tensor, "b c r"]  # beta^{r,i}
+    sharpness: Float[Tensor, "b c r 2"] | None  # s^{b,i}, s^{f,i}
+    free_gates: Float[Tensor, "b c r"]  # f^i
+    read_masks: Float[Tensor, "b c r d"] | None
+    write_key: Float[Tensor, "b c d"]  # k^w
+    write_vector: Float[Tensor, "b c d"]  # v
+    write_strength: Float[Tensor, "b c"]  # beta^w
+    erase: Float[Tensor, "b c d"]  # e
+    allocation_gate: Float[Tensor, "b c"]  # g^a
+    write_gate: Float[Tensor, "b c"]  # g^w
+    write_mask: Float[Tensor, "b c d"] | None
+
+
+class CommandLayout(NamedTuple):
+    """Where each command stands in xi: first all that reading needs, then all that writing needs."""
+
+    slot_dim: int
+    num_reads: int
+    num_blocks: int = 1
+    links: bool = True
+    masked: bool = False
+    sharpen: bool = False
+
+    @property
+    def reading(self) -> int:
+        """How many numbers of a block's xi are for reading."""
+        return sum(self._reading_sizes())
+
+    @property
+    def writing(self) -> int:
+        """How many are for writing."""
+        return sum(self._writing_sizes())
+
+    def _reading_sizes(self) -> list[int]:
+        heads, wide = self.num_reads, self.num_reads * self.slot_dim
+        return [
+            wide,  # keys
+            3 * heads if self.links else 0,
+            heads if self.num_blocks > 1 else 0,
+            heads + (2 * heads if self.sharpen else 0),  # all that is at least one
+            heads + (wide if self.masked else 0),  # all that is between zero and one
+        ]
+
+    def _writing_sizes(self) -> list[int]:
+        return [self.slot_dim, self.slot_dim, 1, 2 + self.slot_dim + (self.slot_dim if self.masked else 0)]
+
+    def split(self, xi: Float[Tensor, "b c x"]) -> Commands:
+        """The commands, each in the range it belongs to."""
+        parts = xi.split([*self._reading_sizes(), *self._writing_sizes()], dim=-1)
+        keys, modes, gates, strengths, openings, write_key, write_vector, write_strength, write_openings = parts
+        heads, width = self.num_reads, self.slot_dim
+        strengths = oneplus(strengths)
+        openings, write_openings = torch.sigmoid(openings), torch.sigmoid(write_openings)
+        return Commands(
+            read_keys=keys.unflatten(-1, (heads, width)),
+            read_modes=modes.unflatten(-1, (heads, 3)).softmax(dim=-1) if self.links else None,
+            block_gates=gates.softmax(dim=1) if self.num_blocks > 1 else None,
+            read_strengths=strengths[..., :heads],
+            sharpness=strengths[..., heads:].unflatten(-1, (heads, 2)) if self.sharpen else None,
+            free_gates=openings[..., :heads],
+            read_masks=openings[..., heads:].unflatten(-1, (heads, width)) if self.masked else None,
+            write_key=write_key,
+            write_vector=write_vector,
+            write_strength=oneplus(write_strength).squeeze(-1),
+            allocation_gate=write_openings[..., 0],
+            write_gate=write_openings[..., 1],
+            erase=write_openings[..., 2 : 2 + width],
+            write_mask=write_openings[..., 2 + width :] if self.masked else None,
+        )
+
+
+class DNCCell(nn.Module):
+    """One item: the controller, the write, the read.
+
+    h = LSTM([x; r])     xi = LayerNorm(W h + b)     M' = write(M, xi)     r' = read(M', xi)
+
+    With several blocks each has its own commands and is written on its own; what the blocks' heads read is weighed by
+    gates that sum to one over the blocks, and it is the gated weights that are kept.
+
+    Args:
+        interface: maps h to xi, `num_blocks` times the size of `layout`; a linear map if not given.
+    """
+
+    def __init__(
+        self,
+        *,
+        item_dim: int,
+        num_slots: int,
+        controller_dim: int,
+        layout: CommandLayout,
+        interface: nn.Module | None = None,
+        deallocate: bool = False,
+        norm_interface: bool = True,
+        norm_controller: bool = False,
+        norm_slots: bool = False,
+    ) -> None:
+        super().__init__()
+        blocks, slot_dim, size = layout.num_blocks, layout.slot_dim, layout.reading + layout.writing
+        if num_slots % blocks:
+            raise BadInput(f"{num_slots} slots cannot be split over {blocks} blocks; choose a multiple of {blocks}.")
+        self.layout, self.deallocate, self.block_slots = layout, deallocate, num_slots // blocks
+        self.from_item = nn.Linear(item_dim, 4 * controller_dim)
+        self.from_state = nn.Linear(controller_dim + layout.num_reads * slot_dim, 4 * controller_dim, bias=False)
+        with torch.no_grad():
+            self.from_item.bias[controller_dim : 2 * controller_dim] += 1.0  # an LSTM that remembers to begin with
+        self.controller_norm = nn.LayerNorm(controller_dim) if norm_controller else nn.Identity()
+        self.interface = interface or nn.Linear(controller_dim, blocks * size)
+        self.interface_norm = nn.LayerNorm(size) if norm_interface else nn.Identity()
+        self.slot_norm = nn.LayerNorm(slot_dim) if norm_slots else nn.Identity()
+        self.slot_map = nn.Linear(slot_dim, item_dim) if slot_dim != item_dim else nn.Identity()
+        self.block_code = nn.Parameter(0.1 * torch.randn(blocks, 1, item_dim)) if blocks > 1 else None
+
+    def initial_state(self, batch_size: int) -> DNCState:
+        """Nothing written, nothing read. Slots that start equal are told apart by allocation, which counts them."""
+        zeros, layout = self.from_state.weight.new_zeros, self.layout
+        rows = (batch_size, layout.num_blocks)
+        slots, linked = self.block_slots, self.block_slots if layout.links else 0
+        width = self.from_state.out_features // 4
+        return DNCState(
+            slots=zeros(*rows, slots, layout.slot_dim) + FIRST_VALUE,
+            usage=zeros(*rows, slots),
+            write_weights=zeros(*rows, slots),
+            read_weights=zeros(*rows, layout.num_reads, slots),
+            precedence=zeros(*rows, linked),
+            links=zeros(*rows, linked, linked),
+            hidden=zeros(batch_size, width),
+            carry=zeros(batch_size, width),
+            reads=zeros(batch_size, layout.num_reads * layout.slot_dim),
+        )
+
+    def slots_of(self, state: DNCState) -> Float[Tensor, "b c k d"]:
+        """M of every block."""
+        return state.slots
+
+    def write_weights_of(self, state: DNCState) -> Float[Tensor, "b k"]:
+        """w^w over the slots of all blocks."""
+        return state.write_weights.flatten(1)
+
+    def read_out(self, slots: Float[Tensor, "*b c k d"]) -> Float[Tensor, "*b c*k x"]:
+        """All slots in a row, as wide as an item, each with the mark of its block."""
+        memory = self.slot_map(self.slot_norm(slots))
+        return (memory if self.block_code is None else memory + self.block_code).flatten(-3, -2)
+
+    def project(self, items: Float[Tensor, "*s d"]) -> Float[Tensor, "*s g"]:
+        """W_x x + b: the item's side of the LSTM's gates."""
+        return self.from_item(items)
+
+    def forward(self, state: DNCState, inputs: Float[Tensor, "b g"], real: Bool[Tensor, " b"]) -> DNCState:
+        """The state after one item; where it is padding, the state before."""
+        # 32 bits throughout: a step is bound by its number of kernels, and casts would only add to them
+        with torch.autocast(inputs.device.type, enabled=False):
+            hidden, carry = self.control(state, at_least_float32(inputs))
+            xi = self.interface(self.features(hidden)).unflatten(-1, (self.layout.num_blocks, -1))
+            commands = self.layout.split(self.interface_norm(xi))
+            written = self.write(state, commands)
+            after = self.read(written, commands)._replace(hidden=hidden, carry=carry)
+        return DNCState(
+            *(
+                new if new is old else torch.where(real.view(-1, *(1,) * (new.dim() - 1)), new, old)
+                for new, old in zip(after, state, strict=True)
+            )
+        )
+
+    def control(
+        self, state: DNCState, inputs: Float[Tensor, "b g"]
+    ) -> tuple[Float[Tensor, "b h"], Float[Tensor, "b h"]]:
+        """h = LSTM([x; r]), whose item side is given. Its cell is clipped; h itself is never beyond one."""
+        gates = inputs + self.from_state(torch.cat([state.hidden, state.reads], dim=-1))
+        opened, kept, new, shown = gates.chunk(4, dim=-1)
+        carry = torch.sigmoid(kept) * state.carry + torch.sigmoid(opened) * torch.tanh(new)
+        carry = carry.clamp(-LARGEST, LARGEST)
+        return torch.sigmoid(shown) * torch.tanh(carry), carry
+
+    def features(self, hidden: Float[Tensor, "*b h"]) -> Float[Tensor, "*b h"]:
+        """The controller's output as everything after it sees it."""
+        return self.controller_norm(hidden)
+
+    def write(self, state: DNCState, commands: Commands) -> DNCState:
+        """Usage, allocation, write weights, memory and links of one step."""
+        kept = retention(commands.free_gates, state.read_weights)
+        usage = next_usage(state.usage, state.write_weights, kept)
+        mask = commands.write_mask
+        found = content_weights(
+            commands.write_key[..., None, :],
+            commands.write_strength[..., None],
+            state.slots,
+            None if mask is None else mask[..., None, :],
+        ).squeeze(-2)
+        weights = mixed_write_weights(allocation(usage), found, commands.allocation_gate, commands.write_gate)
+        slots = state.slots * kept[..., None] if self.deallocate else state.slots
+        state = state._replace(
+            slots=erase_and_write(slots, weights, commands.erase, commands.write_vector),
+            usage=usage,
+            write_weights=weights,
+        )
+        if not self.layout.links:
+            return state
+        return state._replace(
+            links=next_links(state.links, state.precedence, weights),
+            precedence=next_precedence(state.precedence, weights),
+        )
+
+    def read(self, state: DNCState, commands: Commands) -> DNCState:
+        """Read weights and what they read, from the memory as it is after the write."""
+        weights = content_weights(commands.read_keys, commands.read_strengths, state.slots, commands.read_masks)
+        if commands.read_modes is not None:
+            back = backward_weights(state.links, state.read_weights)
+            on = forward_weights(state.links, state.read_weights)
+            if commands.sharpness is not None:
+                back = sharpened(back, commands.sharpness[..., 0])
+                on = sharpened(on, commands.sharpness[..., 1])
+            weights = mixed_read_weights(commands.read_modes, back, weights, on)
+        if commands.block_gates is not None:
+            weights = commands.block_gates[..., None] * weights
+        reads = product(weights, state.slots).sum(dim=1).flatten(1)
+        return state._replace(read_weights=weights, reads=reads)
+
+
+class DNC(WordByWord):
+    """The DNC as a `Memorizer`; sizes of the shared harness unless told otherwise.
+
+    On bAbI its authors took 256 slots of 64 numbers and a controller of 256, and no LayerNorm.
+    """
+
+    def __init__(
+        self,
+        *,
+        item_dim: int,
+        num_slots: int,
+        controller_dim: int | None = None,
+        num_reads: int = 4,
+        slot_dim: int | None = None,
+        links: bool = True,
+        masked: bool = False,
+        deallocate: bool = False,
+        sharpen: bool = False,
+        norm_interface: bool = True,
+        norm_slots: bool = False,
+    ) -> None:
+        layout = CommandLayout(
+            slot_dim=slot_dim or item_dim, num_reads=num_reads, links=links, masked=masked, sharpen=sharpen
+        )
+        super().__init__(
+            DNCCell(
+                item_dim=item_dim,
+                num_slots=num_slots,
+                controller_dim=controller_dim or item_dim,
+                layout=layout,
+                deallocate=deallocate,
+                norm_interface=norm_interface,
+                norm_slots=norm_slots,
+            )
+        )

@@ -1,0 +1,135 @@
+"""Memories that read one item at a time: the loop that the DNC and its relatives share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor, nn
+
+from remem.data.batch import Segment
+from remem.model.interface import EmbeddedStream, State, Trace, gather_rows
+
+Scalars = dict[str, Tensor]
+
+
+@runtime_checkable
+class Cell(Protocol):
+    """A recurrent memory: a module whose `forward` is one step."""
+
+    def initial_state(self, batch_size: int) -> Any:
+        """The state before the first item: a named tuple of tensors, batch first."""
+        ...
+
+    def project(self, items: Float[Tensor, "*s d"]) -> Float[Tensor, "*s g"]:
+        """All that a step does to its item before the state comes in."""
+        ...
+
+    def __call__(self, state: Any, inputs: Float[Tensor, "b g"], real: Bool[Tensor, " b"]) -> Any:
+        """The state after one projected item; rows where it is padding keep theirs."""
+        ...
+
+    def slots_of(self, state: Any) -> Float[Tensor, "b ..."]:
+        """What of the state holds the memory."""
+        ...
+
+    def read_out(self, slots: Float[Tensor, "..."]) -> Float[Tensor, "*b k d"]:
+        """The memory as the reasoner sees it, from any number of `slots_of`."""
+        ...
+
+    def write_weights_of(self, state: Any) -> Float[Tensor, "b k"]:
+        """How much of the item was written to each slot."""
+        ...
+
+    def compile(self, *, backend: str) -> None:
+        """Compile the step in place."""
+        ...
+
+
+class Packed(NamedTuple):
+    """The real items of each stream one after the other, so that padding inside the streams costs no step."""
+
+    source: Int[Tensor, "l b"]  # the item's number in the table of all items; any number where there is none
+    real: Bool[Tensor, "l b"]
+    written: Int[Tensor, "b t+1"]  # how many items are read before the first and after every segment
+
+    def take(self, table: Shaped[Tensor, "s n *g"]) -> Shaped[Tensor, "l b *g"]:
+        """What the table holds for each item of each stream."""
+        return table.flatten(0, 1).index_select(0, self.source.flatten()).unflatten(0, self.source.shape)
+
+
+def pack(stream: EmbeddedStream) -> Packed:
+    """Find each stream's real items. All on the device, and every shape is known beforehand."""
+    n = stream.items.shape[1]
+    (b, t), device = stream.order.shape, stream.order.device
+    # a step of nothing but padding changes nothing, so there may always be one
+    steps = max(1, t * n if stream.most_items is None else min(stream.most_items, t * n))
+    real = stream.item_mask[stream.order] & stream.segment_mask[..., None]  # [b, t, n]
+    written = nn.functional.pad(real.sum(dim=2).cumsum(dim=1), (1, 0))
+    numbers = stream.order[..., None] * n + torch.arange(n, device=device)  # [b, t, n]
+    # padding goes to a place after the last, which is thrown away
+    place = torch.where(real.flatten(1), real.flatten(1).cumsum(dim=1) - 1, steps)
+    source = numbers.new_zeros(b, steps + 1).scatter(1, place, numbers.flatten(1))[:, :steps]
+    is_item = torch.arange(steps, device=device)[:, None] < written[:, -1]
+    return Packed(source.T.contiguous(), is_item, written)
+
+
+def mean_over(values: Float[Tensor, "*s"], counted: Bool[Tensor, "*s"]) -> Float[Tensor, ""]:
+    """The mean of the counted values; zero if there are none."""
+    return values.masked_fill(~counted, 0.0).sum() / counted.sum().clamp(min=1)
+
+
+class WordByWord(nn.Module):
+    """Any recurrent memory as a `Memorizer`: a segment is read item by item."""
+
+    def __init__(self, cell: Cell) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def initial_state(self, batch_size: int) -> State:
+        """The memory of streams of which nothing has been read."""
+        return self.cell.initial_state(batch_size)
+
+    def memory(self, state: Any) -> Float[Tensor, "b k d"]:
+        """All that reasoner and rehearsal may read."""
+        return self.cell.read_out(self.cell.slots_of(state))
+
+    def write(self, state: Any, segment: Segment) -> State:
+        """One step for each item of the segment."""
+        inputs = self.cell.project(_without_padding(segment.items, segment.mask))
+        for item, real in zip(inputs.unbind(dim=1), segment.mask.unbind(dim=1), strict=True):
+            state = self.cell(state, item, real)
+        return state
+
+    def write_stream(self, state: Any, stream: EmbeddedStream) -> Trace:
+        """As `write` segment by segment, in as many steps as the longest stream has real items."""
+        packed = pack(stream)
+        # one product for all distinct items, before anything waits for anything
+        inputs = packed.take(self.cell.project(_without_padding(stream.items, stream.item_mask)))
+        states = [state]
+        for item, real in zip(inputs.unbind(), packed.real.unbind(), strict=True):
+            states.append(self.cell(states[-1], item, real))
+        slots = torch.stack([self.cell.slots_of(each) for each in states], dim=1)  # [b, l+1, ...]
+        memories = self.cell.read_out(gather_rows(slots, packed.written))
+        ids = None if stream.ids is None else packed.take(stream.ids)
+        figures, losses = self.observe(states[1:], packed.real, ids)
+        return Trace(states[-1], memories, figures, losses)
+
+    def observe(
+        self, states: Sequence[Any], real: Bool[Tensor, "l b"], ids: Int[Tensor, "l b"] | None
+    ) -> tuple[Scalars, Scalars]:
+        """Figures and losses, from the states after each item; a method with losses of its own adds them here."""
+        weights = torch.stack([self.cell.write_weights_of(state).detach() for state in states])  # [l, b, k]
+        shares = weights.clamp(min=0.0) / weights.sum(dim=-1, keepdim=True).clamp(min=1e-12)
+        return {"write_entropy": mean_over(torch.special.entr(shares).sum(dim=-1), real)}, {}
+
+    def compile_parts(self, backend: str) -> None:
+        """The step, which is the same graph for every item of every stream."""
+        self.cell.compile(backend=backend)
+
+
+def _without_padding(items: Float[Tensor, "*s n d"], mask: Bool[Tensor, "*s n"]) -> Float[Tensor, "*s n d"]:
+    """What stands at a padded item may be NaN, and NaN times a gradient of zero is NaN."""
+    return items.masked_fill(~mask[..., None], 0.0)

@@ -1,0 +1,94 @@
+"""`remem check`: the contract suite on a preset's memory, or on one of your own."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import tyro
+
+from remem.errors import BadInput, RememError
+
+if TYPE_CHECKING:
+    from remem.model.interface import Memorizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Run every check; the first that fails ends it with exit code 1."""
+
+    memory: tyro.conf.Positional[str]
+    """A preset such as synthetic/dnc, or PACKAGE.MODULE:FUNCTION that returns a memory."""
+    item_dim: int = 16
+    """Width of the items. A preset is built at this width; a function of your own must return a memory for it."""
+    segment_len: int = 5
+    """Longest segment a preset's memory is built for; the checks take four items, recall takes five."""
+    segments: int = 5000
+    """Random segments of the endless stream."""
+    recall: bool = True
+    """Also train the memory to recall which of four symbols came first among fifty items."""
+
+
+def main(argv: list[str]) -> None:
+    """Print a line for each check."""
+    options = tyro.cli(Options, args=argv, prog="remem check")
+    import torch
+
+    from remem.checks.memorizer import CHECKS, check_endless
+    from remem.checks.recall import check_recall
+
+    torch.manual_seed(0)
+    memory = _find(options)
+    checks: list[tuple[str, Any]] = [(check.__name__, check) for check in CHECKS]
+    checks.append((f"check_endless, {options.segments:,} segments", lambda m, d: check_endless(m, d, options.segments)))
+    if options.recall:
+        checks.append(("check_recall", check_recall))
+    for name, check in checks:
+        started = time.perf_counter()
+        if isinstance(memory, torch.nn.Module):
+            memory.eval()
+        try:
+            with torch.set_grad_enabled(name == "check_recall"):
+                result = check(memory, options.item_dim)
+        except AssertionError as broken:
+            raise RememError(f"{name}: {broken}") from None
+        print(f"{name:<40} ok {time.perf_counter() - started:8.1f} s{_told(result)}", flush=True)
+
+
+def _told(result: Any) -> str:
+    if isinstance(result, float):
+        return f"   largest number {result:.3g}"
+    return f"   {100 * result.accuracy:.1f} % after {result.steps} steps" if result is not None else ""
+
+
+def _find(options: Options) -> Memorizer:
+    if ":" in options.memory:
+        return _import(options.memory)
+    from dataclasses import replace
+
+    from remem.build import build_memorizer
+    from remem.data.codec import IdCodec
+    from remem.experiments.presets import find_preset
+
+    model = replace(find_preset(options.memory).model, item_dim=options.item_dim, model_dim=options.item_dim)
+    codec = IdCodec(segment_len=options.segment_len, num_items=4, num_queries=1, num_answers=4)
+    memory: Any = build_memorizer(model, codec)
+    return memory
+
+
+def _import(path: str) -> Memorizer:
+    module, _, name = path.partition(":")
+    try:
+        make = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise BadInput(f"{path!r} can't be imported ({error}); give PACKAGE.MODULE:FUNCTION.") from None
+    from remem.model.interface import Memorizer
+
+    memory = make()
+    if not isinstance(memory, Memorizer):
+        parts = [part for part in ("initial_state", "write", "write_stream", "memory", "compile_parts")
+                 if not hasattr(memory, part)]  # fmt: skip
+        raise BadInput(f"What {path} returns is no memory: it lacks {', '.join(parts)}.")
+    return memory
