@@ -1,47 +1,56 @@
-"""A memory of your own: four methods, and the contract suite that tells whether they hold."""
+"""A memory of your own: a GRU whose wide state is cut into K slots. `remem check examples.own_memory:make` tries it."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from remem.checks.memorizer import check_memorizer
 from remem.data.batch import Segment
 from remem.model.interface import EmbeddedStream, Trace
 
 
-class MeanState(NamedTuple):
-    """Running sums of all items, and how many there were."""
+class GRUState(NamedTuple):
+    """All that is kept of a stream."""
 
-    total: Tensor  # [b, 1, d]
-    count: Tensor  # [b, 1, 1]
+    hidden: Tensor  # [b, k d]
 
 
-class MeanMemory(nn.Module):
-    """One slot: the mean of everything read so far."""
-
-    def __init__(self, item_dim: int) -> None:
+class GRUMemory(nn.Module):
+    def __init__(self, item_dim: int, num_slots: int) -> None:
         super().__init__()
-        self.first = nn.Parameter(torch.zeros(1, item_dim))
+        self.shape = (num_slots, item_dim)
+        self.cell = nn.GRUCell(item_dim, num_slots * item_dim)
 
-    def initial_state(self, batch_size: int) -> MeanState:
-        return MeanState(self.first.expand(batch_size, -1, -1), torch.ones(batch_size, 1, 1))
+    def initial_state(self, batch_size: int) -> GRUState:
+        return GRUState(self.cell.weight_hh.new_zeros(batch_size, self.cell.hidden_size))
 
-    def write(self, state: MeanState, segment: Segment) -> MeanState:
-        real = segment.items.masked_fill(~segment.mask[..., None], 0.0)
-        return MeanState(state.total + real.sum(1, keepdim=True), state.count + segment.mask.sum(1)[:, None, None])
+    def memory(self, state: GRUState) -> Tensor:
+        return state.hidden.unflatten(1, self.shape)
 
-    def memory(self, state: MeanState) -> Tensor:
-        return state.total / state.count
+    def write(self, state: GRUState, segment: Segment) -> GRUState:
+        hidden = state.hidden
+        for item, real in zip(segment.items.unbind(1), segment.mask[..., None].unbind(1), strict=True):
+            # a padded item may hold anything, and must leave the state as it was
+            hidden = torch.where(real, self.cell(item.masked_fill(~real, 0.0), hidden), hidden)
+        return GRUState(hidden)
 
-    def write_stream(self, state: MeanState, stream: EmbeddedStream) -> Trace:
+    def write_stream(self, state: GRUState, stream: EmbeddedStream) -> Trace:
         memories = [self.memory(state)]
-        for t in range(stream.order.shape[1]):
-            rows, there = stream.order[:, t], stream.segment_mask[:, t, None]
-            state = self.write(state, Segment(stream.items[rows], stream.item_mask[rows] & there))
+        for rows, there in zip(stream.order.unbind(1), stream.segment_mask.unbind(1), strict=True):
+            state = self.write(state, Segment(stream.items[rows], stream.item_mask[rows] & there[:, None]))
             memories.append(self.memory(state))
-        return Trace(state, torch.stack(memories, dim=1), torch.zeros(()))
+        return Trace(state, torch.stack(memories, dim=1), figures={}, losses={})
+
+    def compile_parts(self, backend: str) -> None:
+        self.cell.compile(backend=backend)
 
 
-check_memorizer(MeanMemory(item_dim=8), item_dim=8)
-print("the memory holds to the contract")
+def make() -> GRUMemory:
+    return GRUMemory(item_dim=16, num_slots=4)
+
+
+if __name__ == "__main__":
+    from remem.checks.memorizer import check_memorizer
+
+    check_memorizer(make(), item_dim=16)
+    print("the memory holds to the contract")

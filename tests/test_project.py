@@ -67,6 +67,12 @@ def test_examples_are_short_and_run(path: Path, tmp_path: Path) -> None:
     assert done.stdout
 
 
+def test_the_method_in_the_guide_is_the_example() -> None:
+    guide = between_marks((ROOT / "docs" / "add-a-method.md").read_text(), "examples/own_memory.py")
+    code = guide.removeprefix("```python\n").removesuffix("\n```")
+    assert code.strip() in (ROOT / "examples" / "own_memory.py").read_text()
+
+
 @pytest.mark.parametrize("path", RECORDS, ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_every_record_says_what_made_it(path: Path) -> None:
     record = read_record(path)

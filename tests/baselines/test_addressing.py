@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -30,8 +30,12 @@ from remem.baselines.addressing import (
 
 
 @pytest.fixture(autouse=True)
-def _fixed_seed() -> None:
+def _fixed_seed_and_one_thread() -> Iterator[None]:
     torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # with tensors this small, threads only wait for one another
+    yield
+    torch.set_num_threads(threads)
 
 
 def assert_close(actual: Tensor, expected: object) -> None:

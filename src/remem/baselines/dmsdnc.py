@@ -6,9 +6,9 @@ Park, Choi and Lee, "Distributed Memory based Self-Supervised Differentiable Neu
 Changed for the shared harness: as the DNC (see `remem.baselines.dnc`); the K slots are split over the blocks and each
 slot carries the mark of its block to the reasoner; the answer comes from the shared reasoner, so the loss of
 reproduction is added to the answer's, both of them means, rather than balanced against it word by word. Besides the
-controller's output, which its authors put through a LayerNorm, the commands go through one, as the DNC's do: remembering
-the first of 50 items is learned in about half the steps. Left open by the paper, for this use: items that are vectors
-to begin with have no number to name, and then there is no such loss.
+controller's output, which its authors put through a LayerNorm, the commands go through one, as the DNC's do: with it,
+remembering the first of 50 items is learned in about half the steps. Left open by the paper, for this use: items that
+are vectors to begin with have no number to name, and then there is no such loss.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ class DNCCell(nn.Module):
         with torch.no_grad():
             self.from_item.bias[controller_dim : 2 * controller_dim] += 1.0  # an LSTM that remembers to begin with
         self.controller_norm = nn.LayerNorm(controller_dim) if norm_controller else nn.Identity()
-        self.interface = interface or nn.Linear(controller_dim, blocks * size)
+        self.interface = nn.Linear(controller_dim, blocks * size) if interface is None else interface
         self.interface_norm = nn.LayerNorm(size) if norm_interface else nn.Identity()
         self.slot_norm = nn.LayerNorm(slot_dim) if norm_slots else nn.Identity()
         self.slot_map = nn.Linear(slot_dim, item_dim) if slot_dim != item_dim else nn.Identity()
@@ -291,6 +291,8 @@ class DNC(WordByWord):
 
     On bAbI its authors took 256 slots of 64 numbers and a controller of 256, and no LayerNorm.
     """
+
+    cell: DNCCell
 
     def __init__(
         self,

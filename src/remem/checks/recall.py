@@ -67,7 +67,27 @@ def learn_recall(
     most_seconds: float = 120.0,
     seed: int = 0,
 ) -> Recall:
-    """Train until fresh streams are recalled, or time or steps run out; tested on streams never seen."""
+    """Train until fresh streams are recalled, or time or steps run out; tested on streams never seen.
+
+    On one thread: at this size several would only wait for each other.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _learn(memorizer, item_dim, learning_rate, batch_size, most_steps, most_seconds, seed)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _learn(
+    memorizer: Memorizer,
+    item_dim: int,
+    learning_rate: float,
+    batch_size: int,
+    most_steps: int,
+    most_seconds: float,
+    seed: int,
+) -> Recall:
     torch.manual_seed(seed)
     model = _Recaller(memorizer, item_dim)
     device = next((p.device for p in model.memorizer.parameters()), torch.device("cpu"))  # type: ignore[attr-defined]

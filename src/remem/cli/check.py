@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -80,6 +81,7 @@ def _find(options: Options) -> Memorizer:
 
 def _import(path: str) -> Memorizer:
     module, _, name = path.partition(":")
+    sys.path.insert(0, "")  # as `python -m` does: your own files are found from where you are
     try:
         make = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:

@@ -51,13 +51,12 @@ _BABI = Run(
     task=BabiTask(),
     model=PAPER,
     train=TrainSettings(
-        steps=14_000,
+        steps=35_000,
         batch_size=128,
-        learning_rate=2e-3,
         schedule="cosine",
         warmup_steps=1000,
-        eval_every=2000,
-        checkpoint_every=2000,
+        eval_every=2500,
+        checkpoint_every=2500,
     ),
     sampler_train=TrainSettings(steps=4000, batch_size=256, eval_every=1000),
 )

@@ -41,7 +41,14 @@ def _row(task: str, method: str, records: list[Record]) -> dict[str, Any]:
         metrics[metric] = summary(metric, values) | {"paper": PAPER[task].get(method, {}).get(metric)}
     sizes = [(r["model"]["params"], r["model"]["state_floats"]) for r in records]
     params, floats = sizes[0] if sizes else (None, None)
-    return {"method": method, "metrics": metrics, "params": params, "state_floats": floats}
+    seconds = spread([r["cost"]["train_seconds"] for r in records if "cost" in r])["mean"]
+    return {
+        "method": method,
+        "metrics": metrics,
+        "params": params,
+        "state_floats": floats,
+        "train_seconds": None if seconds is None else round(seconds),
+    }
 
 
 def summary(metric: str, values: list[float]) -> dict[str, Any]:
@@ -99,7 +106,7 @@ def format_table(table: Table, style: str) -> str:
     header = ["method"]
     for metric in metrics:
         header += [f"{metric} mean", "std", "best", "paper"]
-    header += ["seeds", "parameters", "floats/stream"]
+    header += ["seeds", "parameters", "floats/stream", "training s"]
     return format_lines(header, [_cells(row, metrics) for row in table["rows"]], style)
 
 
@@ -139,7 +146,8 @@ def _cells(row: dict[str, Any], metrics: tuple[str, ...]) -> list[str]:
         values = row["metrics"][metric]
         cells += [_number(values[key]) for key in ("mean", "std", "best", "paper")]
     seeds = max(row["metrics"][metric]["n"] for metric in metrics)
-    return [*cells, str(seeds), *(f"{v:,}" if v else "–" for v in (row["params"], row["state_floats"]))]
+    figures = (row["params"], row["state_floats"], row["train_seconds"])
+    return [*cells, str(seeds), *(f"{v:,}" if v else "–" for v in figures)]
 
 
 def _number(value: float | None) -> str:
