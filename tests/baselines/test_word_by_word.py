@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from remem.baselines.dmsdnc import DMSDNC
 from remem.baselines.dnc import DNC
 from remem.baselines.nutm import NUTM
-from remem.baselines.word_by_word import WordByWord, mean_over, pack
+from remem.baselines.word_by_word import WordByWord, mean_over
 from remem.checks.memorizer import CHECKS, check_memorizer
 from remem.data.batch import Segment
 from remem.model.interface import EmbeddedStream, Memorizer, detach_state
@@ -90,18 +90,6 @@ class SumCell(nn.Module):
 
     def write_weights_of(self, state: SumState) -> Tensor:
         return torch.tensor([0.3, 0.1]).expand(len(state.slots), 2)
-
-
-def test_packing_puts_the_real_items_of_each_stream_one_after_the_other() -> None:
-    mask = torch.tensor([[True, False, True], [False, False, False], [True, True, True]])
-    order = torch.tensor([[0, 1, 2], [2, 0, 0]])
-    segments = torch.tensor([[True, True, True], [False, True, True]])
-    stream = EmbeddedStream(torch.zeros(3, 3, DIM), mask, order, segments, most_items=5)
-    packed = pack(stream)
-    assert packed.source.T.tolist() == [[0, 2, 6, 7, 8], [0, 2, 0, 2, 0]]
-    assert packed.real.T.tolist() == [[True] * 5, [True] * 4 + [False]]
-    assert packed.written.tolist() == [[0, 2, 2, 5], [0, 0, 2, 4]]
-    assert pack(stream._replace(most_items=None)).source.shape == (9, 2)
 
 
 def test_the_memory_after_every_segment_holds_all_items_before_it() -> None:

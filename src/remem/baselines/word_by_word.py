@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from remem.data.batch import Segment
 from remem.model.interface import EmbeddedStream, State, Trace, gather_rows
+from remem.model.packing import pack
 
 Scalars = dict[str, Tensor]
 
@@ -46,34 +47,6 @@ class Cell(Protocol):
     def compile(self, *, backend: str) -> None:
         """Compile the step in place."""
         ...
-
-
-class Packed(NamedTuple):
-    """The real items of each stream one after the other, so that padding inside the streams costs no step."""
-
-    source: Int[Tensor, "l b"]  # the item's number in the table of all items; any number where there is none
-    real: Bool[Tensor, "l b"]
-    written: Int[Tensor, "b t+1"]  # how many items are read before the first and after every segment
-
-    def take(self, table: Shaped[Tensor, "s n *g"]) -> Shaped[Tensor, "l b *g"]:
-        """What the table holds for each item of each stream."""
-        return table.flatten(0, 1).index_select(0, self.source.flatten()).unflatten(0, self.source.shape)
-
-
-def pack(stream: EmbeddedStream) -> Packed:
-    """Find each stream's real items. All on the device, and every shape is known beforehand."""
-    n = stream.items.shape[1]
-    (b, t), device = stream.order.shape, stream.order.device
-    # a step of nothing but padding changes nothing, so there may always be one
-    steps = max(1, t * n if stream.most_items is None else min(stream.most_items, t * n))
-    real = stream.item_mask[stream.order] & stream.segment_mask[..., None]  # [b, t, n]
-    written = nn.functional.pad(real.sum(dim=2).cumsum(dim=1), (1, 0))
-    numbers = stream.order[..., None] * n + torch.arange(n, device=device)  # [b, t, n]
-    # padding goes to a place after the last, which is thrown away
-    place = torch.where(real.flatten(1), real.flatten(1).cumsum(dim=1) - 1, steps)
-    source = numbers.new_zeros(b, steps + 1).scatter(1, place, numbers.flatten(1))[:, :steps]
-    is_item = torch.arange(steps, device=device)[:, None] < written[:, -1]
-    return Packed(source.T.contiguous(), is_item, written)
 
 
 def mean_over(values: Float[Tensor, "*s"], counted: Bool[Tensor, "*s"]) -> Float[Tensor, ""]:

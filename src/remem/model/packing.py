@@ -28,7 +28,8 @@ def pack(
     (b, t), n = order.shape, item_mask.shape[1]
     real = item_mask[order] & segment_mask[..., None]  # [b, t, n]
     place = real.flatten(1).cumsum(dim=1)  # of a real item, counted from one
-    length = t * n if most_items is None else most_items
+    # one step of padding changes nothing, so there may always be one
+    length = max(1, t * n if most_items is None else min(most_items, t * n))
     rows = (order[..., None] * n + torch.arange(n, device=order.device)).flatten(1)
     # whatever is padding goes to a column of its own, which is then dropped
     target = torch.where(real.flatten(1), place - 1, length).clamp(max=length)
