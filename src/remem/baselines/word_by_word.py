@@ -78,16 +78,18 @@ class WordByWord(nn.Module):
 
     def write_stream(self, state: Any, stream: EmbeddedStream) -> Trace:
         """As `write` segment by segment, in as many steps as the longest stream has real items."""
-        packed = pack(stream)
+        packed = pack(stream.item_mask, stream.order, stream.segment_mask, stream.most_items)
+        rows, real = packed.rows.T.flatten(), packed.real.T.contiguous()  # [l b], [l, b]
         # one product for all distinct items, before anything waits for anything
-        inputs = packed.take(self.cell.project(_without_padding(stream.items, stream.item_mask)))
+        table = self.cell.project(_without_padding(stream.items, stream.item_mask)).flatten(0, 1)
+        inputs = table.index_select(0, rows).unflatten(0, real.shape)  # [l, b, g]
         states = [state]
-        for item, real in zip(inputs.unbind(), packed.real.unbind(), strict=True):
-            states.append(self.cell(states[-1], item, real))
+        for item, there in zip(inputs.unbind(), real.unbind(), strict=True):
+            states.append(self.cell(states[-1], item, there))
         slots = torch.stack([self.cell.slots_of(each) for each in states], dim=1)  # [b, l+1, ...]
-        memories = self.cell.read_out(gather_rows(slots, packed.written))
-        ids = None if stream.ids is None else packed.take(stream.ids)
-        figures, losses = self.observe(states[1:], packed.real, ids)
+        memories = self.cell.read_out(gather_rows(slots, packed.read))
+        ids = None if stream.ids is None else stream.ids.flatten().index_select(0, rows).view_as(real)
+        figures, losses = self.observe(states[1:], real, ids)
         return Trace(states[-1], memories, figures, losses)
 
     def observe(
