@@ -21,8 +21,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from remem.baselines.dnc import CommandLayout, DNCCell
+from remem.baselines.dnc import DNCCell
 from remem.baselines.word_by_word import Scalars, WordByWord, mean_over
+from remem.ops.memory_access import CommandLayout
 
 
 class ReproductionHead(nn.Module):

@@ -24,25 +24,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from remem.baselines.addressing import (
-    LARGEST,
-    allocation,
-    backward_weights,
-    content_weights,
-    erase_and_write,
-    forward_weights,
-    mixed_read_weights,
-    mixed_write_weights,
-    next_links,
-    next_precedence,
-    next_usage,
-    oneplus,
-    product,
-    retention,
-    sharpened,
-)
 from remem.baselines.word_by_word import WordByWord
 from remem.errors import BadInput
+from remem.ops.memory_access import AccessState, CommandLayout, access
+from remem.ops.memory_access.reference import LARGEST
 from remem.ops.precision import at_least_float32
 
 FIRST_VALUE = 1e-6  # of every number in the memory: a cosine with exact zeros is good for nothing
@@ -60,83 +45,6 @@ class DNCState(NamedTuple):
     hidden: Float[Tensor, "b h"]  # of the LSTM
     carry: Float[Tensor, "b h"]  # its cell
     reads: Float[Tensor, "b r*d"]  # r^1 .. r^R
-
-
-class Commands(NamedTuple):
-    """What the controller orders at one step, for every block: xi, split and squashed."""
-
-    read_keys: Float[Tensor, "b c r d"]  # k^{r,i}
-    read_modes: Float[Tensor, "b c r 3"] | None  # pi^i: back, by content, on
-    block_gates: Float[Tensor, "b c r"] | None  # att^i: which block is read
-    read_strengths: Float[Tensor, "b c r"]  # beta^{r,i}
-    sharpness: Float[Tensor, "b c r 2"] | None  # s^{b,i}, s^{f,i}
-    free_gates: Float[Tensor, "b c r"]  # f^i
-    read_masks: Float[Tensor, "b c r d"] | None
-    write_key: Float[Tensor, "b c d"]  # k^w
-    write_vector: Float[Tensor, "b c d"]  # v
-    write_strength: Float[Tensor, "b c"]  # beta^w
-    erase: Float[Tensor, "b c d"]  # e
-    allocation_gate: Float[Tensor, "b c"]  # g^a
-    write_gate: Float[Tensor, "b c"]  # g^w
-    write_mask: Float[Tensor, "b c d"] | None
-
-
-class CommandLayout(NamedTuple):
-    """Where each command stands in xi: first all that reading needs, then all that writing needs."""
-
-    slot_dim: int
-    num_reads: int
-    num_blocks: int = 1
-    links: bool = True
-    masked: bool = False
-    sharpen: bool = False
-
-    @property
-    def reading(self) -> int:
-        """How many numbers of a block's xi are for reading."""
-        return sum(self._reading_sizes())
-
-    @property
-    def writing(self) -> int:
-        """How many are for writing."""
-        return sum(self._writing_sizes())
-
-    def _reading_sizes(self) -> list[int]:
-        heads, wide = self.num_reads, self.num_reads * self.slot_dim
-        return [
-            wide,  # keys
-            3 * heads if self.links else 0,
-            heads if self.num_blocks > 1 else 0,
-            heads + (2 * heads if self.sharpen else 0),  # all that is at least one
-            heads + (wide if self.masked else 0),  # all that is between zero and one
-        ]
-
-    def _writing_sizes(self) -> list[int]:
-        return [self.slot_dim, self.slot_dim, 1, 2 + self.slot_dim + (self.slot_dim if self.masked else 0)]
-
-    def split(self, xi: Float[Tensor, "b c x"]) -> Commands:
-        """The commands, each in the range it belongs to."""
-        parts = xi.split([*self._reading_sizes(), *self._writing_sizes()], dim=-1)
-        keys, modes, gates, strengths, openings, write_key, write_vector, write_strength, write_openings = parts
-        heads, width = self.num_reads, self.slot_dim
-        strengths = oneplus(strengths)
-        openings, write_openings = torch.sigmoid(openings), torch.sigmoid(write_openings)
-        return Commands(
-            read_keys=keys.unflatten(-1, (heads, width)),
-            read_modes=modes.unflatten(-1, (heads, 3)).softmax(dim=-1) if self.links else None,
-            block_gates=gates.softmax(dim=1) if self.num_blocks > 1 else None,
-            read_strengths=strengths[..., :heads],
-            sharpness=strengths[..., heads:].unflatten(-1, (heads, 2)) if self.sharpen else None,
-            free_gates=openings[..., :heads],
-            read_masks=openings[..., heads:].unflatten(-1, (heads, width)) if self.masked else None,
-            write_key=write_key,
-            write_vector=write_vector,
-            write_strength=oneplus(write_strength).squeeze(-1),
-            allocation_gate=write_openings[..., 0],
-            write_gate=write_openings[..., 1],
-            erase=write_openings[..., 2 : 2 + width],
-            write_mask=write_openings[..., 2 + width :] if self.masked else None,
-        )
 
 
 class DNCCell(nn.Module):
@@ -221,14 +129,13 @@ class DNCCell(nn.Module):
         with torch.autocast(inputs.device.type, enabled=False):
             hidden, carry = self.control(state, at_least_float32(inputs))
             xi = self.interface(self.features(hidden)).unflatten(-1, (self.layout.num_blocks, -1))
-            commands = self.layout.split(self.interface_norm(xi))
-            written = self.write(state, commands)
-            after = self.read(written, commands)._replace(hidden=hidden, carry=carry)
+            before = AccessState(*(getattr(state, name) for name in AccessState._fields))
+            memory = access(before, self.interface_norm(xi), real, self.layout, deallocate=self.deallocate)
+        kept = real[:, None]
         return DNCState(
-            *(
-                new if new is old else torch.where(real.view(-1, *(1,) * (new.dim() - 1)), new, old)
-                for new, old in zip(after, state, strict=True)
-            )
+            **memory._asdict(),
+            hidden=torch.where(kept, hidden, state.hidden),
+            carry=torch.where(kept, carry, state.carry),
         )
 
     def control(
@@ -244,46 +151,6 @@ class DNCCell(nn.Module):
     def features(self, hidden: Float[Tensor, "*b h"]) -> Float[Tensor, "*b h"]:
         """The controller's output as everything after it sees it."""
         return self.controller_norm(hidden)
-
-    def write(self, state: DNCState, commands: Commands) -> DNCState:
-        """Usage, allocation, write weights, memory and links of one step."""
-        kept = retention(commands.free_gates, state.read_weights)
-        usage = next_usage(state.usage, state.write_weights, kept)
-        mask = commands.write_mask
-        found = content_weights(
-            commands.write_key[..., None, :],
-            commands.write_strength[..., None],
-            state.slots,
-            None if mask is None else mask[..., None, :],
-        ).squeeze(-2)
-        weights = mixed_write_weights(allocation(usage), found, commands.allocation_gate, commands.write_gate)
-        slots = state.slots * kept[..., None] if self.deallocate else state.slots
-        state = state._replace(
-            slots=erase_and_write(slots, weights, commands.erase, commands.write_vector),
-            usage=usage,
-            write_weights=weights,
-        )
-        if not self.layout.links:
-            return state
-        return state._replace(
-            links=next_links(state.links, state.precedence, weights),
-            precedence=next_precedence(state.precedence, weights),
-        )
-
-    def read(self, state: DNCState, commands: Commands) -> DNCState:
-        """Read weights and what they read, from the memory as it is after the write."""
-        weights = content_weights(commands.read_keys, commands.read_strengths, state.slots, commands.read_masks)
-        if commands.read_modes is not None:
-            back = backward_weights(state.links, state.read_weights)
-            on = forward_weights(state.links, state.read_weights)
-            if commands.sharpness is not None:
-                back = sharpened(back, commands.sharpness[..., 0])
-                on = sharpened(on, commands.sharpness[..., 1])
-            weights = mixed_read_weights(commands.read_modes, back, weights, on)
-        if commands.block_gates is not None:
-            weights = commands.block_gates[..., None] * weights
-        reads = product(weights, state.slots).sum(dim=1).flatten(1)
-        return state._replace(read_weights=weights, reads=reads)
 
 
 class DNC(WordByWord):

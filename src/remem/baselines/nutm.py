@@ -18,9 +18,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from remem.baselines.addressing import LARGEST, product, unit
-from remem.baselines.dnc import CommandLayout, DNCCell
+from remem.baselines.dnc import DNCCell
 from remem.baselines.word_by_word import Scalars, WordByWord
+from remem.ops.memory_access import CommandLayout
+from remem.ops.memory_access.reference import LARGEST, product, unit
 from remem.ops.precision import at_least_float32
 
 

@@ -23,7 +23,8 @@ Shape letters beside the usual ones: e width of both memories, r relations, of w
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -48,6 +49,14 @@ class SegmentCode(NamedTuple):
     written: Float[Tensor, "s e"]  # f1(x)
     cue: Float[Tensor, "s e"]  # f2(x)
     attention: Float[Tensor, "s r"]  # softmax f3(x)
+
+
+class Passage(NamedTuple):
+    """What reading a whole stream leaves: the last state, what was looked at before and after every segment, figures."""
+
+    state: STMState
+    seen: Float[Tensor, "b t+1 ..."]
+    figures: dict[str, Float[Tensor, ""]]
 
 
 def outer_product_attention(
@@ -154,10 +163,10 @@ class STMCell(nn.Module):
         return kept, gates
 
 
-class STM(nn.Module):
-    """The two memories of `STMCell` along a stream, and K slots made of the relational one.
+class TwoMemories(nn.Module):
+    """The two memories of `STMCell` along a stream, for any reader.
 
-    x = sum_n p_n * x_n     f1(x), f2(x), f3(x): two layers each     M = W_o LayerNorm(W_s [M^r_1; ...; M^r_r])
+    x = sum_n p_n * x_n     f1(x), f2(x), f3(x): two layers each
 
     Args:
         width: s, the height and width of every matrix; `matched_width` gives the one that keeps as much as K slots.
@@ -173,7 +182,6 @@ class STM(nn.Module):
         self,
         *,
         item_dim: int,
-        num_slots: int,
         segment_len: int,
         width: int = 96,
         num_queries: int = 8,
@@ -200,10 +208,6 @@ class STM(nn.Module):
         self.first_relations = nn.Parameter(
             _uniform(num_queries, width, width, limit=(2 * width + num_queries) ** -0.5)
         )
-        # W_s; a bias would be the same for all of a slot, which LayerNorm takes away
-        self.to_slots = nn.Parameter(_uniform(num_slots, num_queries * width, limit=(num_queries * width) ** -0.5))
-        self.slot_norm = nn.LayerNorm(width)
-        self.out = nn.Linear(width, item_dim)  # W_o
 
     def initial_state(self, batch_size: int) -> STMState:
         """Both first memories are learned, and the same for every stream."""
@@ -213,14 +217,8 @@ class STM(nn.Module):
             self.first_relations.expand(batch_size, -1, -1, -1).contiguous(),
         )
 
-    def memory(self, state: STMState) -> Float[Tensor, "b k d"]:
-        """M: K mixtures of all rows of the relational memory."""
-        with _full_precision(state):
-            pooled = self._pool(state)
-        return self._read_out(pooled)
-
-    def encode(self, items: Float[Tensor, "s n d"], mask: Bool[Tensor, "s n"]) -> SegmentCode:
-        """The segments' vectors and what f1, f2 and f3 make of them."""
+    def vector(self, items: Float[Tensor, "s n d"], mask: Bool[Tensor, "s n"]) -> Float[Tensor, "s d"]:
+        """x of a segment: its items, each times the mask of its position, summed."""
         if items.shape[1] > len(self.position):
             raise BadInput(
                 f"A segment of {items.shape[1]} items was given to a memory built for {len(self.position)}; "
@@ -228,7 +226,11 @@ class STM(nn.Module):
             )
         # a padded item may hold anything, and NaN times zero is NaN
         real = items.masked_fill(~mask[..., None], 0.0)
-        vector = (real * self.position[: items.shape[1]]).sum(dim=1)
+        return (real * self.position[: items.shape[1]]).sum(dim=1)
+
+    def encode(self, items: Float[Tensor, "s n d"], mask: Bool[Tensor, "s n"]) -> SegmentCode:
+        """The segments' vectors and what f1, f2 and f3 make of them."""
+        vector = self.vector(items, mask)
         return SegmentCode(
             at_least_float32(self.to_written(vector)),
             at_least_float32(self.to_cue(vector)),
@@ -242,8 +244,8 @@ class STM(nn.Module):
             written, _ = self.cell(state, *code, segment.mask.any(dim=1))
         return written
 
-    def write_stream(self, state: STMState, stream: EmbeddedStream) -> Trace:
-        """All segments in turn; only the step itself is sequential, and only K rows a segment stay for the readers."""
+    def along(self, state: STMState, stream: EmbeddedStream, look: Callable[[STMState], Tensor]) -> Passage:
+        """All segments in turn; only the step itself is sequential, and only what `look` takes of a state stays."""
         code = self.encode(stream.items, stream.item_mask)
         table = torch.cat(code, dim=-1)  # [s, 2 e + r]
         if not stream.in_turn:
@@ -252,21 +254,46 @@ class STM(nn.Module):
         # unbind and not an index for each t, whose gradient would be as large as the whole stream
         rows = table.unflatten(0, stream.order.shape).unbind(1)
         with _full_precision(state):
-            pooled, gates = [self._pool(state)], [state.items.new_zeros(2)]
+            seen, gates = [look(state)], [state.items.new_zeros(2)]
             for row, now in zip(rows, real.unbind(1), strict=True):
                 state, opened = self.cell(state, *row.split([part.shape[1] for part in code], dim=1), now)
-                pooled.append(self._pool(state))
+                seen.append(look(state))
                 gates.append((opened * now[:, None]).sum(dim=0))
         let_in, keep = torch.stack(gates).sum(dim=0) / real.sum().clamp(min=1)
         size = state.relations.detach().square().mean().sqrt()
         figures = {"input_gate": let_in, "forget_gate": keep, "relation_size": size}
         if isinstance(self.cell.alpha2, Tensor):
             figures["alpha2"] = self.cell.alpha2.detach().clone()
-        return Trace(state, self._read_out(torch.stack(pooled, dim=1)), figures, {})
+        return Passage(state, torch.stack(seen, dim=1), figures)
 
     def compile_parts(self, backend: str) -> None:
         """The step of one segment, which a stream repeats."""
         self.cell.compile(backend=backend)
+
+
+class STM(TwoMemories):
+    """`TwoMemories` as a `Memorizer`: K slots are made of the relational one.
+
+    M = W_o LayerNorm(W_s [M^r_1; ...; M^r_r])
+    """
+
+    def __init__(self, *, item_dim: int, num_slots: int, width: int = 96, num_queries: int = 8, **memory: Any) -> None:
+        super().__init__(item_dim=item_dim, width=width, num_queries=num_queries, **memory)
+        # W_s; a bias would be the same for all of a slot, which LayerNorm takes away
+        self.to_slots = nn.Parameter(_uniform(num_slots, num_queries * width, limit=(num_queries * width) ** -0.5))
+        self.slot_norm = nn.LayerNorm(width)
+        self.out = nn.Linear(width, item_dim)  # W_o
+
+    def memory(self, state: STMState) -> Float[Tensor, "b k d"]:
+        """M: K mixtures of all rows of the relational memory."""
+        with _full_precision(state):
+            pooled = self._pool(state)
+        return self._read_out(pooled)
+
+    def write_stream(self, state: STMState, stream: EmbeddedStream) -> Trace:
+        """All segments in turn; only K rows a segment stay for the readers."""
+        state, pooled, figures = self.along(state, stream, self._pool)
+        return Trace(state, self._read_out(pooled), figures, {})
 
     def _pool(self, state: STMState) -> Float[Tensor, "b k e"]:
         return _mix_rows(self.to_slots, state.relations)

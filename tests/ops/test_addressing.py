@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from remem.baselines.addressing import (
+from remem.ops.memory_access.reference import (
     EPSILON,
     allocation,
     backward_weights,

@@ -1,0 +1,101 @@
+"""Every memory learns the two bits, and one that can't is told so."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jaxtyping
+import pytest
+import torch
+
+from remem.baselines.compressive_transformer import CompressiveTransformer
+from remem.baselines.dmsdnc import DMSDNC
+from remem.baselines.dnc import DNC
+from remem.baselines.nutm import NUTM
+from remem.baselines.stm import STM
+from remem.build import build_machine
+from remem.checks import recall
+from remem.checks.memorizer import check_endless
+from remem.checks.recall import check_recall, learn_recall
+from remem.experiments.presets import RM
+from remem.model.machine import MemoryMachine
+from remem.settings.model import with_machine
+
+DIM = 16
+EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "own_memory.py"))
+
+
+def small_rm() -> MemoryMachine:
+    return build_machine(replace(with_machine(RM, num_slots=4, encoder_layers=1), item_dim=DIM, model_dim=DIM), 5)
+
+
+MEMORIES: dict[str, Callable[[], Any]] = {
+    "rm": small_rm,
+    "dnc": lambda: DNC(item_dim=DIM, num_slots=8, num_reads=2),
+    "nutm": lambda: NUTM(item_dim=DIM, num_slots=8, num_reads=2),
+    "dmsdnc": lambda: DMSDNC(item_dim=DIM, num_slots=8, num_reads=2, num_items=4),
+    "stm": lambda: STM(item_dim=DIM, num_slots=4, segment_len=5, width=16, num_queries=4, bounded_after=1),
+    "ct": lambda: CompressiveTransformer(item_dim=DIM, num_slots=10, segment_len=5, dropout=0.0),
+    "own": EXAMPLE["make"],
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_shape_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checking every shape of every step would take most of the time."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MEMORIES)
+def test_a_memory_learns_which_of_four_symbols_came_first_among_fifty(name: str) -> None:
+    torch.manual_seed(0)
+    learned = check_recall(MEMORIES[name](), DIM)
+    assert learned.accuracy > 0.99
+    assert learned.seconds < 120
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_an_endless_random_stream_leaves_every_state_finite_and_bounded(name: str) -> None:
+    torch.manual_seed(0)
+    assert 0 < check_endless(MEMORIES[name](), DIM, segments=600) < 1e4
+
+
+class Forgetful(MemoryMachine):
+    """Holds to nothing: every memory is the first one."""
+
+    def write_stream(self, state: Any, stream: Any) -> Any:
+        trace = super().write_stream(state, stream)
+        return trace._replace(memories=trace.memories[:, :1].expand_as(trace.memories))
+
+
+def test_a_memory_that_forgets_is_told_what_was_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = small_rm()
+    forgetful = Forgetful(encoder=whole.encoder, writer=whole.writer, num_slots=4, item_dim=DIM)
+    monkeypatch.setattr(recall, "learn_recall", lambda *a, **k: learn_recall(*a, **k, most_steps=50))
+    with pytest.raises(AssertionError, match=r"After 50 steps .* chance is 25 %"):
+        check_recall(forgetful, DIM)
+
+
+class Growing(MemoryMachine):
+    """Adds to its state for ever."""
+
+    def write(self, state: Any, segment: Any) -> Any:
+        return state._replace(slots=state.slots + 1.0)
+
+
+def test_a_state_that_grows_with_the_stream_is_caught() -> None:
+    whole = small_rm()
+    growing = Growing(encoder=whole.encoder, writer=whole.writer, num_slots=4, item_dim=DIM)
+    with pytest.raises(AssertionError, match="grew from"):
+        check_endless(growing, DIM, segments=100)
+
+
+def test_learning_leaves_the_number_of_threads_as_it_was() -> None:
+    before = torch.get_num_threads()
+    learn_recall(EXAMPLE["make"](), DIM, most_steps=1)
+    assert torch.get_num_threads() == before

@@ -1,0 +1,57 @@
+"""`remem check`: on a preset, on a memory of one's own, and what it says when something is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from remem.cli.main import main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_presets_memory_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "synthetic/rm", "--segments", "20", "--no-recall"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0].strip(",") for line in lines] == [
+        "check_chunking", "check_padding", "check_neighbours", "check_bounded", "check_purity", "check_saved",
+        "check_first_gradient", "check_endless",
+    ]  # fmt: skip
+    assert all(" ok " in line for line in lines)
+    assert "largest number" in lines[-1]
+
+
+@pytest.mark.slow
+def test_a_memory_of_ones_own_is_found_from_where_one_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert main(["check", "examples.own_memory:make", "--segments", "20"]) == 0
+    assert "% after" in capsys.readouterr().out
+
+
+def test_a_broken_memory_ends_with_what_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = (ROOT / "examples" / "own_memory.py").read_text()
+    careless = code.replace("torch.where(real, ", "(").replace("hidden), hidden)", "hidden))")
+    (tmp_path / "broken_memory.py").write_text(careless)
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "broken_memory:make", "--no-recall"]) == 1
+    assert "check_padding: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("memory", "said"),
+    [
+        ("synthetic/nothing", "is no preset"),
+        ("synthetic/multi-hop-reason", "has no memory of its own"),
+        ("no_such_module:make", "can't be imported"),
+        ("json:dumps_nothing", "can't be imported"),
+        ("collections:OrderedDict", "is no memory: it lacks initial_state"),
+    ],
+)
+def test_what_is_no_memory_is_refused(memory: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", memory]) == 2
+    assert said in capsys.readouterr().err
