@@ -151,6 +151,9 @@ def test_babi_from_import_to_table(here: Path, capsys: pytest.CaptureFixture[str
         (["data", "show"], "no prepared data"),
         (["bench", "sleep"], "no benchmark"),
         (["bench", "train", "chess/rm"], "no preset"),
+        (["bench", "scan", "--method", "rm"], "takes one preset"),
+        (["bench", "scan", "synthetic/stm", "--device", "cpu"], "no write scan"),
+        (["bench", "write", "synthetic/multi-hop-reason", "--device", "cpu"], "no memory to write to"),
     ],
 )
 def test_bad_input_gets_a_sentence_and_exit_code_2(
@@ -222,6 +225,17 @@ def test_benchmarks_print_and_record_before_and_after(
         assert record["rows"][-1]["ms_per_step"] < record["rows"][0]["ms_per_step"]
 
 
+def test_methods_are_timed_next_to_each_other(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ("--batch-size", "2", "--steps", "1", "--device", "cpu", "--out", "bench.json")
+    assert run("bench", "train", "--method", "directly-reason", "multi-hop-reason", *sizes) == 0
+    record = json.loads((here / "bench.json").read_text())
+    assert [row["way"] for row in record["rows"]] == [
+        "directly-reason, eager", "directly-reason, compiled", "multi-hop-reason, eager", "multi-hop-reason, compiled"
+    ]  # fmt: skip
+    fast = [record["rows"][i]["ms_per_step"] for i in (1, 3)]
+    assert f"{fast[1] / fast[0]:8.2f} times the step of directly-reason" in capsys.readouterr().out
+
+
 def test_data_export_writes_streams(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("data", "export", "s.jsonl", "--task.eval-samples-per-chain", "1", "--task.num-answers", "2") == 0
     assert json.loads(capsys.readouterr().out)["streams"] == 80
@@ -234,4 +248,4 @@ def test_the_public_names_are_there_and_no_others() -> None:
     assert set(dir(remem)) == set(remem.__all__)
     with pytest.raises(AttributeError, match="nothing_like_it"):
         remem.nothing_like_it  # noqa: B018
-    assert len(PRESETS) == 44
+    assert len(PRESETS) == 48

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,6 +11,7 @@ import tyro
 from remem.errors import BadInput
 
 HELP = """usage: remem bench train [PRESET] [OPTIONS]    a training step: plain eager PyTorch, the fast ways, the floor
+       remem bench train --method rm dnc ...   a training step of several methods, next to each other
        remem bench scan [PRESET] [OPTIONS]     the write scan alone, forward and backward: the plain loop, the fast scan
        remem bench write [PRESET] [OPTIONS]    writing a stream: segment by segment, or all segments encoded at once"""
 
@@ -30,6 +30,8 @@ class Options:
     """cpu, cuda, or auto: a GPU if there is one."""
     precision: Literal["float32", "bf16"] = "float32"
     """Arithmetic of the forward pass."""
+    method: tuple[str, ...] = ()
+    """Methods that `bench train` compares on the preset's task, at equal sizes, with the first."""
     out: Path | None = None
     """File for the figures as JSON."""
 
@@ -44,8 +46,16 @@ def main(argv: list[str]) -> None:
     options = tyro.cli(Options, args=argv[1:], prog=f"remem bench {argv[0]}")
     from remem.experiments import bench
 
+    def bench_of(preset: str) -> bench.Bench:
+        return bench.make_bench(preset, options.batch_size, options.steps, options.device, options.precision)
+
+    if options.method:
+        if argv[0] != "train":
+            raise BadInput(f"--method compares training steps; `remem bench {argv[0]}` takes one preset.")
+        task = options.preset.partition("/")[0]
+        for row in bench.bench_methods([bench_of(f"{task}/{method}") for method in options.method], options.out):
+            print(row, flush=True)
+        return
     measure = {"train": bench.bench_train, "scan": bench.bench_scan, "write": bench.bench_write}[argv[0]]
-    chosen = bench.make_bench(options.preset, options.batch_size, options.steps, options.device, options.precision)
-    for row in measure(chosen, options.out):
-        print(row)
-        sys.stdout.flush()
+    for row in measure(bench_of(options.preset), options.out):
+        print(row, flush=True)

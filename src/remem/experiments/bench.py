@@ -55,6 +55,10 @@ WAYS = {
 }
 
 
+# of any method; compiling pays on a CPU only where a step is many small operations
+FASTEST = {"cuda": Way("captured, compiled", captured=True, compiled=True), "cpu": Way("compiled", compiled=True)}
+
+
 @dataclass
 class Bench:
     """A preset on a device, and how long to measure."""
@@ -108,8 +112,10 @@ class Bench:
         steps = min(self.steps, PLAIN_STEPS) if way.plain else self.steps
         batches = list(islice(training_batches(self.split, settings.batch_size, 0, 0), steps))
         with reference_only() if way.plain else nullcontext():
-            # each shape once, so that nothing is compiled or captured while the clock runs
-            for batch in {(bucket, len(rows)): (bucket, rows) for bucket, rows in batches}.values():
+            # each shape first, so that nothing is compiled or captured while the clock runs; twice where parts are
+            # compiled, since the second step may find reasons to do so again
+            shapes = {(bucket, len(rows)): (bucket, rows) for bucket, rows in batches}
+            for batch in [*shapes.values()] * (2 if way.compiled else 1):
                 step(*batch, settings.learning_rate)
             wait(self.device)
             started = time.perf_counter()
@@ -165,6 +171,26 @@ def bench_train(bench: Bench, out: Path | None) -> Iterator[str]:
     facts = {"flops": round(work.flops), "bytes": round(work.bytes), "tflops": round(rates.flops / 1e12, 3),
              "tb_per_second": round(rates.bytes / 1e12, 4), "steps": bench.steps}  # fmt: skip
     _write(out, "train", bench, rows, facts)
+
+
+def bench_methods(benches: list[Bench], out: Path | None) -> Iterator[str]:
+    """A training step of several methods at equal sizes: each plain and in its fastest way, next to the first's."""
+    first = benches[0]
+    rows: list[dict[str, Any]] = []
+    yield f"{first.run.task.name}, batch {first.run.train.batch_size}, {first.precision}, {device_name(first.device)}"
+    for bench in benches:
+        for way in (Way("eager", plain=True), FASTEST[bench.device.type]):
+            ms, memory = bench.time_steps(way)
+            row = _row(f"{bench.run.method}, {way.name}", ms, bench.run.train.batch_size, rows[-1:], memory)
+            if way.plain:
+                row["times_eager"] = 1.0
+            rows.append(row)
+            yield _line(row)
+    fast = {bench.run.method: rows[2 * i + 1]["ms_per_step"] for i, bench in enumerate(benches)}
+    reference = next(iter(fast.values()))
+    for method, ms in fast.items():
+        yield f"{method:<20} {ms / reference:8.2f} times the step of {first.run.method}"
+    _write(out, "methods", first, rows, {"steps": first.steps})
 
 
 def bench_scan(bench: Bench, out: Path | None) -> Iterator[str]:
