@@ -10,6 +10,7 @@ from remem.data.babi import TaskStories, as_split, build_codec, load_stories
 from remem.data.babi_store import import_babi, read_manifest, read_stories
 from remem.data.codec import TextCodec
 from remem.data.dataset import Split
+from remem.data.exchange import exchangeable, exchanged
 from remem.errors import BadInput
 from remem.settings.tasks import BabiTask
 from remem.tasks.base import Metrics, Tally, Task
@@ -41,13 +42,26 @@ def babi_task(settings: BabiTask, codec: TextCodec | None = None) -> Task:
         name=settings.name,
         codec=own,
         part_names=tuple(f"qa{task}" for task in range(1, NUM_TASKS + 1)),
-        load=lambda split: as_split(stories(split), own),
+        load=lambda split: as_split(
+            [with_copies(part, settings.exchanged_copies) for part in stories(split)]
+            if split == "train"
+            else stories(split),
+            own,
+        ),
         read=lambda path: read_babi(path, own),
         metrics=errors,
         score=lambda metrics: -metrics["error"],
         chance=100 / own.num_answers,
         sources=read_manifest(settings.folder),
     )
+
+
+def with_copies(part: TaskStories, copies: int) -> TaskStories:
+    """The stories of a task, followed by copies in which words that they treat alike have changed places."""
+    if not copies:
+        return part
+    groups = exchangeable(part.stories)
+    return TaskStories(part.task, part.stories + exchanged(part.stories, groups, copies, seed=part.task))
 
 
 def read_babi(path: Path, codec: TextCodec) -> Split:

@@ -1,0 +1,117 @@
+"""Words that stories treat alike, found by counting, and copies of stories in which such words have changed places.
+
+If John and Mary do the same things in a set of stories, a story with the two exchanged is as good a story. A model that
+learns stories by heart instead of the rule behind them has no hold on such copies. On text without such words there is
+nothing to exchange, and nothing happens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from itertools import combinations
+
+from remem.data.babi_format import Question, Story, Words
+from remem.data.random import StableRandom
+
+Cell = tuple[object, str, str]  # what is looked at, and two words or answers in it
+_PART = re.compile(r"[^, ]+")  # an answer may name several things
+
+RAREST = 10  # a cell with fewer stories in it and its counterpart tells nothing
+SURPRISE = 30.0  # the largest (n - n')² / (n + n') of a cell: five and a half standard deviations
+MEAN_SURPRISE = 2.5  # of all cells; chance gives about one, but cells share their stories
+
+
+def exchangeable(stories: list[Story]) -> list[list[str]]:
+    """Groups of words any two of which may change places, as far as the counts of the stories tell.
+
+    Counted are the stories in which two words stand at two places of one sentence (and apart from that, of the first
+    sentence with the second of them: nothing is dropped before it was taken), or one in a sentence and the other in a
+    question or its answer, or in an answer together with where the question's words occur in the sentence. If two words
+    may be exchanged, a cell is as full as the one with them exchanged, up to chance. A word that stands for another in
+    disguise (a direction and its letter, a singular and its plural) shows in the answers and is left alone.
+    """
+    cells: Counter[Cell] = Counter()
+    for story in stories:
+        cells.update(set(_cells(story)))
+    by_word: defaultdict[str, set[Cell]] = defaultdict(set)
+    for cell in cells:
+        for text in cell[1:]:
+            for word in _PART.findall(text):
+                by_word[word].add(cell)
+    groups: list[list[str]] = []
+    for word in sorted(by_word):
+        for group in groups:
+            if all(_alike(cells, by_word, word, other) for other in group):
+                group.append(word)
+                break
+        else:
+            groups.append([word])
+    return [group for group in groups if len(group) > 1]
+
+
+def _cells(story: Story) -> Iterator[Cell]:
+    met: set[str] = set()
+    for number, sentence in enumerate(story.sentences):
+        for (i, one), (j, other) in combinations(enumerate(sentence), 2):
+            yield (len(sentence), i, j), one, other
+            if other not in met:
+                yield ("first", len(sentence), i, j), one, other
+        met.update(sentence)
+        for question in story.questions:
+            if number >= question.position:
+                continue
+            places = tuple(question.words.index(word) if word in question.words else -1 for word in sentence)
+            for i, word in enumerate(sentence):
+                yield ("answer", len(sentence), i), word, question.answer
+                yield ("answer", places, i), word, question.answer
+                for j, asked in enumerate(question.words):
+                    yield ("asked", len(sentence), i, j), word, asked
+    for question in story.questions:
+        for j, asked in enumerate(question.words):
+            yield ("question", len(question.words), j), asked, question.answer
+
+
+def _alike(cells: Counter[Cell], by_word: dict[str, set[Cell]], one: str, other: str) -> bool:
+    """Whether exchanging two words leaves every count as it was, up to chance."""
+    mapping = {one: other, other: one}
+    total, counted = 0.0, 0
+    for cell in by_word[one] | by_word[other]:
+        what, left, right = cell
+        turned = (what, _exchange(left, mapping), _exchange(right, mapping))
+        here, there = cells[cell], cells.get(turned, 0)
+        if turned == cell or here + there < RAREST:
+            continue
+        surprise = (here - there) ** 2 / (here + there)
+        if surprise > SURPRISE:
+            return False
+        total, counted = total + surprise, counted + 1
+    return counted > 0 and total / counted <= MEAN_SURPRISE
+
+
+def _exchange(text: str, mapping: dict[str, str]) -> str:
+    return _PART.sub(lambda part: mapping.get(part.group(), part.group()), text)
+
+
+def exchanged(stories: list[Story], groups: list[list[str]], copies: int, seed: int = 0) -> list[Story]:
+    """`copies` of every story, each with the words of every group in an order of its own."""
+    made = []
+    for number, story in enumerate(stories):
+        for copy in range(copies):
+            random = StableRandom(seed, "exchange", number, copy)
+            mapping: dict[str, str] = {}
+            for group in groups:
+                mapping |= dict(zip(group, (group[i] for i in random.permutation(len(group))), strict=True))
+            made.append(_renamed(story, mapping))
+    return made
+
+
+def _renamed(story: Story, mapping: dict[str, str]) -> Story:
+    def words(text: Words) -> Words:
+        return tuple(mapping.get(word, word) for word in text)
+
+    questions = (
+        Question(words(q.words), _exchange(q.answer, mapping), q.position, q.evidence) for q in story.questions
+    )
+    return Story(tuple(map(words, story.sentences)), tuple(questions))
