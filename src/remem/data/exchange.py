@@ -20,6 +20,7 @@ _PART = re.compile(r"[^, ]+")  # an answer may name several things
 
 RAREST = 10  # a cell with fewer stories in it and its counterpart tells nothing
 SURPRISE = 30.0  # the largest (n - n')² / (n + n') of a cell: five and a half standard deviations
+ENOUGH = 100_000  # pairs of a sentence and a question; more would take longer and tell the same
 MEAN_SURPRISE = 2.5  # of all cells; chance gives about one, but cells share their stories
 
 
@@ -33,8 +34,12 @@ def exchangeable(stories: list[Story]) -> list[list[str]]:
     disguise (a direction and its letter, a singular and its plural) shows in the answers and is left alone.
     """
     cells: Counter[Cell] = Counter()
+    looked_at = 0
     for story in stories:
         cells.update(set(_cells(story)))
+        looked_at += len(story.sentences) * len(story.questions)
+        if looked_at > ENOUGH:
+            break
     by_word: defaultdict[str, set[Cell]] = defaultdict(set)
     for cell in cells:
         for text in cell[1:]:
@@ -96,14 +101,16 @@ def _exchange(text: str, mapping: dict[str, str]) -> str:
 
 def exchanged(stories: list[Story], groups: list[list[str]], copies: int, seed: int = 0) -> list[Story]:
     """`copies` of every story, each with the words of every group in an order of its own."""
+    orders = [
+        StableRandom(seed, "exchange", *group).permutations(copies * len(stories), len(group)).tolist()
+        for group in groups
+    ]
     made = []
-    for number, story in enumerate(stories):
-        for copy in range(copies):
-            random = StableRandom(seed, "exchange", number, copy)
-            mapping: dict[str, str] = {}
-            for group in groups:
-                mapping |= dict(zip(group, (group[i] for i in random.permutation(len(group))), strict=True))
-            made.append(_renamed(story, mapping))
+    for number in range(copies * len(stories)):
+        mapping: dict[str, str] = {}
+        for group, order in zip(groups, orders, strict=True):
+            mapping.update(zip(group, (group[i] for i in order[number]), strict=True))
+        made.append(_renamed(stories[number % len(stories)], mapping))
     return made
 
 
