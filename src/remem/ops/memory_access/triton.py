@@ -1,11 +1,12 @@
 """One step of a memory matrix as two Triton kernels: one program is one block of one stream.
 
-A block's slots stay in registers from the write to the last head's read. README.md has the derivation. Names of the form
-`on_x` are the gradient of x.
+A block's slots stay in registers from the write to the last head's read. README.md has the derivation. Names that begin
+with `on_` are gradients.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import accumulate
 from typing import Any
 
@@ -18,8 +19,7 @@ from remem.ops.memory_access import reference
 
 EPSILON = tl.constexpr(reference.EPSILON)
 LARGEST = tl.constexpr(reference.LARGEST)
-FORWARD_WARPS = 4
-BACKWARD_WARPS = 4
+MULTIPROCESSORS = 132  # of the GPU this was compiled for
 
 
 @triton.jit
@@ -62,8 +62,8 @@ def _content(slots, inverse, key, strength, inside):
     """c = softmax_k(beta cos(key, m_k)), the cosines, and 1 / |key|; `inverse` is 1 / |m_k|."""
     key_inverse = tl.rsqrt(tl.sum(key * key, axis=0) + EPSILON)
     cosine = tl.sum(slots * key[None, :], axis=1) * inverse * key_inverse
-    scores = tl.where(inside, strength * cosine, float("-inf"))
-    powers = tl.exp(scores - tl.max(scores, axis=0))
+    # a strength is at most 21: no power overflows, and no largest score has to be found and taken off
+    powers = tl.where(inside, tl.exp(strength * cosine), 0.0)
     return powers / tl.sum(powers, axis=0), cosine, key_inverse
 
 
@@ -156,7 +156,7 @@ def _forward(
             _put_tile(new_links + row * K * K, linked, k, k, K, K)
             _put_row(new_precedence + row * K, (1.0 - tl.sum(written, axis=0)) * last + written, k, K)
         # the reads
-        for i in tl.static_range(R):
+        for i in range(R):
             strength = _oneplus(tl.load(commands + STRENGTHS + i))
             weights, _, _ = _content(slot, inverse, _row(commands + i * D, d, D), strength, inside)
             if LINKS:
@@ -215,7 +215,7 @@ def _backward(
             link, last = _tile(links + row * K * K, k, k, K, K), _row(precedence + row * K, k, K)
             linked = _next_links(link, last, written, k)
             on_linked = _tile(grad_new_links + row * K * K, k, k, K, K)
-        for i in tl.static_range(R):
+        for i in range(R):
             # r = w M'
             on_read = _row(grad_new_reads + (stream * R + i) * D, d, D)
             weights = _row(new_read_weights + (row * R + i) * K, k, K)
@@ -338,7 +338,8 @@ def forward(
     parts = torch.empty(b, c, reads.shape[1], device=reads.device)
     _forward[(b, c)](
         *state, xi.contiguous(), real.contiguous(), *after, parts,
-        **_constants(slots, read_weights, links), num_warps=FORWARD_WARPS,
+        **_constants(*slots.shape[1:], read_weights.shape[2], links.shape[-1] > 0),
+        num_warps=_warps(b * c), num_stages=1,
     )  # fmt: skip
     return (*after, parts.flatten(1) if c == 1 else parts.sum(dim=1))
 
@@ -357,17 +358,23 @@ def backward(
     )  # fmt: skip
     of = (slots, usage, read_weights, precedence, links, new_reads, xi)
     grads = [torch.empty(x.shape, device=x.device) for x in of]
-    _backward[slots.shape[:2]](
+    b, c = slots.shape[:2]
+    _backward[(b, c)](
         *(x.contiguous() for x in given), *grads,
-        **_constants(slots, read_weights, links), num_warps=BACKWARD_WARPS,
+        **_constants(*slots.shape[1:], read_weights.shape[2], links.shape[-1] > 0),
+        num_warps=_warps(b * c), num_stages=1,
     )  # fmt: skip
     return tuple(grads)
 
 
-def _constants(slots: Tensor, read_weights: Tensor, links: Tensor) -> dict[str, Any]:
+def _warps(programs: int) -> int:
+    """Small programs share a processor where there are enough of them; one that has it alone is better large."""
+    return 4 if programs > MULTIPROCESSORS else 8
+
+
+@cache
+def _constants(c: int, k: int, d: int, r: int, linked: bool) -> dict[str, Any]:
     """What the kernels are compiled for: sizes, the same padded to powers of two, and where each command stands."""
-    _, c, k, d = slots.shape
-    r, linked = read_weights.shape[2], links.shape[-1] > 0
     sizes = {"C": c, "K": k, "D": d, "R": r}
     padded = {f"{name}P": triton.next_power_of_2(size) for name, size in sizes.items()}
     layout = reference.CommandLayout(slot_dim=d, num_reads=r, num_blocks=c, links=linked)
