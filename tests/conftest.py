@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,9 +64,19 @@ def shrink() -> Callable[[ModelSettings], ModelSettings]:
     """Any method's model at a tiny width, with its own options."""
     small = {"num_slots": 4, "encoder_layers": 1, "num_layers": 2, "width": 6, "num_queries": 3, "hidden_dim": 8}
 
+    def small_fields(machine: Any) -> dict[str, Any]:
+        return {
+            name: small_memory(value) if name == "memory" else small[name]
+            for name, value in ((field.name, getattr(machine, field.name)) for field in fields(machine))
+            if name in small or name == "memory"
+        }
+
+    def small_memory(memory: Any) -> Any:
+        """Of a method in its native form, whose slots and controller have widths of their own."""
+        return replace(memory, **small_fields(memory), slot_dim=5, controller_dim=7)
+
     def shrunk(model: ModelSettings) -> ModelSettings:
-        names = {field.name for field in fields(model.machine)}
-        machine = with_machine(model, **{name: value for name, value in small.items() if name in names}).machine
+        machine = with_machine(model, **small_fields(model.machine)).machine
         rehearsal = replace(model.rehearsal, decoder_layers=1)
         return replace(model, item_dim=16, model_dim=16, machine=machine, rehearsal=rehearsal)
 

@@ -12,9 +12,11 @@ from remem.baselines.directly_reason import DirectlyReason, StreamReader
 from remem.baselines.dmsdnc import DMSDNC
 from remem.baselines.dnc import DNC
 from remem.baselines.multi_hop_reason import MultiHopReason
+from remem.baselines.native import NativeWordModel
+from remem.baselines.native_stm import AssociativeReader, NativeSTM
 from remem.baselines.nutm import NUTM
-from remem.baselines.stm import STM, matched_width
-from remem.data.codec import Codec
+from remem.baselines.stm import STM, TwoMemories, matched_width
+from remem.data.codec import Codec, TextCodec
 from remem.errors import BadInput
 from remem.model.assembly import MemoryModel
 from remem.model.embed import IdQueryEncoder, ItemEmbedding, SentenceQueryEncoder
@@ -32,18 +34,22 @@ from remem.settings.baselines import (
     DirectSettings,
     DMSDNCSettings,
     DNCSettings,
+    NativeSTMSettings,
+    NativeWordSettings,
     NUTMSettings,
     STMSettings,
 )
 from remem.settings.model import EmbeddingSettings, MachineSettings, ModelSettings
 
-Model = MemoryModel | DirectlyReason | MultiHopReason
+Model = MemoryModel | DirectlyReason | MultiHopReason | NativeWordModel | NativeSTM
 
 
 def build_model(settings: ModelSettings, codec: Codec) -> Model:
     """The model of any method for a task's codec."""
     if isinstance(settings.machine, DirectSettings):
         return build_direct(settings, codec)
+    if isinstance(settings.machine, NativeWordSettings | NativeSTMSettings):
+        return build_native(settings, codec)
     return build_memory_model(settings, codec)
 
 
@@ -83,6 +89,31 @@ def build_direct(settings: ModelSettings, codec: Codec) -> DirectlyReason | Mult
     return DirectlyReason(embed=embed, reader=reader, query_encoder=query_encoder, head=head)
 
 
+def build_native(settings: ModelSettings, codec: Codec) -> NativeWordModel | NativeSTM:
+    """A method as its authors ran it, from the words to the answer."""
+    machine, item_dim = settings.machine, settings.item_dim
+    if settings.rehearsal.enabled:
+        raise BadInput("A method in its native form has no decoder to rehearse with; give rehearsal weights of 0.")
+    if not isinstance(codec, TextCodec):
+        raise BadInput(
+            "A method in its native form reads stories and questions as words of one vocabulary; this task asks by "
+            "number. Take the method's form for the shared harness, without -native."
+        )
+    embed, answers = _embedding(settings, codec), codec.num_answers
+    match machine:
+        case NativeWordSettings():
+            memory: Any = build_memorizer(dataclasses.replace(settings, machine=machine.memory), codec)
+            return NativeWordModel(
+                embed=embed, memory=memory, num_answers=answers, bypass_dropout=machine.bypass_dropout
+            )
+        case NativeSTMSettings():
+            sizes = _fields(machine)
+            two = TwoMemories(item_dim=item_dim, segment_len=codec.segment_len, bounded_after=None, **sizes)
+            reader = AssociativeReader(item_dim=item_dim, num_answers=answers, **sizes)
+            return NativeSTM(embed=embed, memory=two, reader=reader)
+    raise BadInput(f"{type(machine).__name__} has no native form.")
+
+
 def build_memorizer(settings: ModelSettings, codec: Codec) -> nn.Module:
     """The memory of any method."""
     machine, item_dim = settings.machine, settings.item_dim
@@ -102,6 +133,8 @@ def build_memorizer(settings: ModelSettings, codec: Codec) -> nn.Module:
             return CompressiveTransformer(item_dim=item_dim, segment_len=codec.segment_len, **_fields(machine))
         case DirectSettings():
             raise BadInput("A model that reads the whole stream has no memory of its own.")
+        case NativeWordSettings() | NativeSTMSettings():
+            raise BadInput("A method in its native form answers by itself; it has no memory for another reader.")
 
 
 def _fields(settings: BaselineSettings) -> dict[str, Any]:

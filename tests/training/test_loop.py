@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -192,10 +193,13 @@ class Poisoned:
         return loss, {"loss": loss.detach()}
 
 
-def _poison(run: Run, folder: Path, start: int, budget: int) -> tuple[nn.Module, Progress]:
+def _poison(
+    run: Run, folder: Path, start: int, budget: int, optimizer: Literal["adam", "rmsprop"] = "adam"
+) -> tuple[nn.Module, Progress]:
     task = load_task(run.task)
     model = nn.Linear(2, 2)
     settings = replace(run.train, steps=8, eval_every=1, log_every=50, checkpoint_every=1, nan_budget=budget)
+    settings = replace(settings, optimizer=optimizer)
     with StageLog("test", total=8, quiet=True) as log:
         progress = fit(
             model,
@@ -210,8 +214,11 @@ def _poison(run: Run, folder: Path, start: int, budget: int) -> tuple[nn.Module,
     return model, progress
 
 
-def test_a_few_steps_that_are_not_finite_are_left_out(tiny_run: Run, tmp_path: Path) -> None:
-    model, progress = _poison(tiny_run, tmp_path, start=7, budget=2)
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_a_few_steps_that_are_not_finite_are_left_out(
+    optimizer: Literal["adam", "rmsprop"], tiny_run: Run, tmp_path: Path
+) -> None:
+    model, progress = _poison(tiny_run, tmp_path, start=7, budget=2, optimizer=optimizer)
     assert progress.skipped == 2
     assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
 
@@ -246,7 +253,8 @@ def test_a_cpu_takes_the_eager_step_even_if_capture_is_asked_for(tiny_run: Run) 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_captured_step_equals_the_eager_one(tiny_run: Run) -> None:
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_the_captured_step_equals_the_eager_one(optimizer: Literal["adam", "rmsprop"], tiny_run: Run) -> None:
     device = torch.device("cuda")
     task = load_task(tiny_run.task)
     split = task.load("train").to(device)
@@ -255,7 +263,8 @@ def test_the_captured_step_equals_the_eager_one(tiny_run: Run) -> None:
     for kind in (EagerStep, GraphedStep):
         torch.manual_seed(0)
         model = build_model(tiny_run.model, task.codec).to(device)
-        step = kind(model, MemoryObjective(model, settings, None), split, tiny_run.train)
+        train = replace(tiny_run.train, optimizer=optimizer, momentum=0.9)
+        step = kind(model, MemoryObjective(model, settings, None), split, train)
         for start in range(0, 48, 16):
             step(0, torch.arange(start, start + 16), 1e-3)
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))

@@ -102,7 +102,8 @@ def test_every_preset_takes_two_steps_on_a_tiny_twin_of_its_data(
     preset = PRESETS[name]
     task = replace(preset.task, data=twin, tasks=(1, 6)) if isinstance(preset.task, BabiTask) else tiny_run.task
     short = TrainSettings(steps=2, batch_size=4, eval_every=2)
-    run = replace(preset, task=task, model=shrink(preset.model), train=short, sampler_train=short)
+    train = replace(preset.train, steps=2, batch_size=4, eval_every=2)  # with the preset's own optimiser
+    run = replace(preset, task=task, model=shrink(preset.model), train=train, sampler_train=short)
     _, record = Trainer(run, tmp_path / "run", device=CPU, quiet=True).train()
     assert record["cost"] | {"steps": 2, "skipped_steps": 0} == record["cost"]
     assert record["metrics"]["test"]

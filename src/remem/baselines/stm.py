@@ -8,7 +8,7 @@ Changed for the shared harness:
 1. A segment is one input. As the original does with the words of a sentence, its items are summed, each times a learned
    mask of its position; a padded item adds nothing, and a segment without a real item leaves the state as it was.
 2. The reader is replaced by the reasoner that all methods share. `memory` gives it K slots, W_s times the rows of the
-   relational memory; no outputs of the model's own are kept.
+   relational memory; no outputs of the model's own are kept. Its own reader is in `remem.baselines.native_stm`.
 3. A step has one inner iteration, the default of the authors' program.
 4. With alpha_1 = 1 the relational memory adds up for ever. `bounded_after` scales back a relation whose norm has passed
    what that many segments can add at the most; before, and so on the paper's streams, nothing changes by a bit.
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -52,7 +52,7 @@ class SegmentCode(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """What reading a whole stream leaves: the last state, what was looked at before and after every segment, figures."""
+    """What reading a stream leaves: the last state, what was seen before the first and after every segment, figures."""
 
     state: STMState
     seen: Float[Tensor, "b t+1 ..."]
@@ -277,8 +277,31 @@ class STM(TwoMemories):
     M = W_o LayerNorm(W_s [M^r_1; ...; M^r_r])
     """
 
-    def __init__(self, *, item_dim: int, num_slots: int, width: int = 96, num_queries: int = 8, **memory: Any) -> None:
-        super().__init__(item_dim=item_dim, width=width, num_queries=num_queries, **memory)
+    def __init__(
+        self,
+        *,
+        item_dim: int,
+        num_slots: int,
+        segment_len: int,
+        width: int = 96,
+        num_queries: int = 8,
+        hidden_dim: int = 80,
+        alpha1: float | None = 1.0,
+        alpha2: float | None = None,
+        alpha3: float | None = 0.0,
+        bounded_after: int | None = 100,
+    ) -> None:
+        super().__init__(
+            item_dim=item_dim,
+            segment_len=segment_len,
+            width=width,
+            num_queries=num_queries,
+            hidden_dim=hidden_dim,
+            alpha1=alpha1,
+            alpha2=alpha2,
+            alpha3=alpha3,
+            bounded_after=bounded_after,
+        )
         # W_s; a bias would be the same for all of a slot, which LayerNorm takes away
         self.to_slots = nn.Parameter(_uniform(num_slots, num_queries * width, limit=(num_queries * width) ** -0.5))
         self.slot_norm = nn.LayerNorm(width)

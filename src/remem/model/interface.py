@@ -74,6 +74,29 @@ class DirectReasoner(Protocol):
         ...
 
 
+class Answers(NamedTuple):
+    """What a direct model that has more to train than its answers says of a batch."""
+
+    scores: Float[Tensor, "b q c"]
+    losses: dict[str, Float[Tensor, ""]]
+    """Losses of the method itself, weighted, to be added to the task's; none unless the model is training."""
+    figures: dict[str, Float[Tensor, ""]]
+    """What is worth a look while training."""
+
+
+@runtime_checkable
+class OwnLosses(Protocol):
+    """A direct model with losses of its own, and a step that is worth compiling."""
+
+    def answer_and_losses(self, stream: StreamBatch, query: QueryBatch) -> Answers:
+        """The scores, with all else that is to be trained."""
+        ...
+
+    def compile_parts(self, backend: str) -> None:
+        """Compile, in place, whatever is one graph of few shapes."""
+        ...
+
+
 def gather_rows(values: Tensor, index: Int[Tensor, "b q"]) -> Tensor:
     """values[b, index[b, q]] for each stream: [b, t, ...] -> [b, q, ...]."""
     # by rows of a table: the gradient of that is a plain sum into rows, without the sorting that `values[b, q]` needs

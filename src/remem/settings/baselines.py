@@ -1,11 +1,12 @@
 """Settings of the methods the paper compares with: its sizes as defaults, the rest as the original works have it.
 
 Each stands where `MachineSettings` stands for rehearsal memory: embedding, reasoner and rehearsal are the same for all.
+The two `Native` ones have their own reader, so that of these only the embedding is left.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,8 @@ class DNCSettings:
     """A freed slot is wiped, not only free to be written over (the same)."""
     sharpen: bool = False
     """Steps along the order of writes are sharpened (the same)."""
+    norm_interface: bool = True
+    """LayerNorm on the controller's commands, which keeps training stable; the original has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +49,8 @@ class NUTMSettings:
     """Width of a program's key."""
     key_loss_weight: float = 0.1
     """Weight of the loss that keeps programs' keys apart."""
+    norm_controller: bool = False
+    """LayerNorm on the controller's output, as the original has it on bAbI."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +73,8 @@ class DMSDNCSettings:
     """Weight of that loss."""
     bypass_dropout: float = 0.1
     """Dropout between controller and reproduction, which makes it use the memory."""
+    norm_interface: bool = True
+    """LayerNorm on the controller's commands, besides the one on its output; the original has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +119,35 @@ class DirectSettings:
     """Answer by the reasoner's hops over all states (Multi-Hop Reason), not from the last one (Directly Reason)."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class NativeWordSettings:
+    """A memory that reads word by word, as its authors ran it: it reads the questions, too, and answers by itself."""
+
+    memory: DNCSettings | NUTMSettings | DMSDNCSettings = field(default_factory=DNCSettings)
+    """The memory itself, with the sizes of the original."""
+    bypass_dropout: float = 0.0
+    """Dropout between controller and answer, which makes it use the memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NativeSTMSettings:
+    """STM as its authors ran it: its own reader asks the relational memory three times over."""
+
+    width: int = 90
+    """Width of both memories (s)."""
+    num_queries: int = 20
+    """Queries, and relations kept (n_q)."""
+    hidden_dim: int = 80
+    """Width of the hidden layers that read a sentence or a question."""
+
+
 BaselineSettings = (
-    DNCSettings | NUTMSettings | DMSDNCSettings | STMSettings | CompressiveTransformerSettings | DirectSettings
+    DNCSettings
+    | NUTMSettings
+    | DMSDNCSettings
+    | STMSettings
+    | CompressiveTransformerSettings
+    | DirectSettings
+    | NativeWordSettings
+    | NativeSTMSettings
 )

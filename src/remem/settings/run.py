@@ -17,8 +17,16 @@ class TrainSettings:
     """Optimiser steps at most."""
     batch_size: int = 256
     """Streams a step."""
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    """What makes a step of a gradient."""
     learning_rate: float = 1e-3
-    """Initial learning rate of Adam."""
+    """Initial learning rate."""
+    momentum: float = 0.0
+    """Momentum of RMSprop; Adam keeps nine tenths of its mean gradient whatever is given here."""
+    beta2: float = 0.999
+    """Share of the mean square of the gradient that a step keeps: Adam's beta_2, RMSprop's alpha."""
+    epsilon: float = 1e-8
+    """What is added to the root of the mean square, by which the gradient is divided."""
     schedule: Literal["constant", "cosine"] = "constant"
     """Learning rate after the warm-up: held, or lowered to a tenth along a cosine."""
     warmup_steps: int = 0

@@ -13,6 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from remem.bundle import load_tensors, load_weights, save_tensors, weights_of
+from remem.errors import BadInput
+
+# what each optimiser keeps of a weight
+_KEPT = {"adam": ("step", "exp_avg", "exp_avg_sq"), "rmsprop": ("step", "square_avg", "momentum_buffer")}
 
 
 @dataclass
@@ -29,14 +33,15 @@ class Progress:
 
 
 def save_checkpoint(
-    path: Path, model: nn.Module, best: dict[str, Tensor], optimizer: torch.optim.Adam, progress: Progress
+    path: Path, model: nn.Module, best: dict[str, Tensor], optimizer: torch.optim.Optimizer, progress: Progress
 ) -> None:
     """Write the whole state of a stage."""
     tensors = {f"model.{name}": value for name, value in weights_of(model).items()}
     tensors |= {f"best.{name}": value for name, value in best.items()}
+    kind = _kind(optimizer)
     for name, parameter in weights_of(model).items():
         for key, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"adam.{key}.{name}"] = torch.as_tensor(value)
+            tensors[f"{kind}.{key}.{name}"] = torch.as_tensor(value)
     tensors["random.cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors["random.cuda"] = torch.cuda.get_rng_state()
@@ -46,16 +51,19 @@ def save_checkpoint(
     save_tensors(path, tensors, info)
 
 
-def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Adam) -> tuple[Progress, dict[str, Tensor]]:
+def load_checkpoint(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[Progress, dict[str, Tensor]]:
     """Put a stage back where it stood; returns its counters and its best weights."""
     tensors, info = load_tensors(path, "step", "history")
+    kind = _kind(optimizer)
+    for other in _KEPT.keys() - {kind}:
+        if _under(f"{other}.", tensors):
+            raise BadInput(f"{path} was written with {other}, but this run trains with {kind}; resume it as it began.")
     load_weights(model, _under("model.", tensors))
+    kept = _under(f"{kind}.", tensors)
     for name, parameter in weights_of(model).items():
-        state = {
-            key: tensors[f"adam.{key}.{name}"]
-            for key in ("step", "exp_avg", "exp_avg_sq")
-            if f"adam.{key}.{name}" in tensors
-        }
+        state = {key: kept[f"{key}.{name}"] for key in _KEPT[kind] if f"{key}.{name}" in kept}
         if state:
             # a captured optimiser counts its steps on the device
             step_device = parameter.device if optimizer.defaults["capturable"] else torch.device("cpu")
@@ -67,6 +75,10 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Adam) -
     if info["best_score"] is None:
         info["best_score"] = float("-inf")
     return Progress(**info), _under("best.", tensors)
+
+
+def _kind(optimizer: torch.optim.Optimizer) -> str:
+    return "rmsprop" if isinstance(optimizer, torch.optim.RMSprop) else "adam"
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from remem.data.batch import Batch, QueryBatch, StreamBatch
 from remem.errors import BadInput
 from remem.model.assembly import MemoryModel
 from remem.model.fragments import Fragments, make_fragments, random_below
-from remem.model.interface import Trace, gather_rows
+from remem.model.interface import OwnLosses, Trace, gather_rows
 from remem.model.rehearsal import familiarity_loss, item_set_distractors, recollection_loss, stream_distractors
 from remem.model.sampler import HistorySampler, Sampler
 from remem.settings.model import RehearsalSettings
@@ -155,11 +155,19 @@ class DirectObjective:
         self.model = model
 
     def compile(self, backend: str = "inductor") -> None:
-        """Nothing: a recurrent network has kernels of its own, and what is left is small."""
+        """What the model says is worth it; a plain recurrent network has kernels of its own, and the rest is small."""
+        if isinstance(self.model, OwnLosses):
+            self.model.compile_parts(backend)
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Logs]:
-        loss = reason_loss(self.model(batch.stream, batch.query), batch.query)
-        return loss, {"loss": loss.detach()}
+        if not isinstance(self.model, OwnLosses):
+            loss = reason_loss(self.model(batch.stream, batch.query), batch.query)
+            return loss, {"loss": loss.detach()}
+        answers = self.model.answer_and_losses(batch.stream, batch.query)
+        losses = {"reason": reason_loss(answers.scores, batch.query), **answers.losses}
+        total = torch.stack(list(losses.values())).sum()
+        logs = {"loss": total, **{f"loss_{name}": value for name, value in losses.items()}, **answers.figures}
+        return total, {name: value.detach() for name, value in logs.items()}
 
 
 def make_objective(

@@ -12,6 +12,7 @@ from remem.data.batch import Batch
 from remem.data.dataset import Split
 from remem.settings.run import TrainSettings
 from remem.training.objective import Logs
+from remem.training.optimizer import make_optimizer
 from remem.training.precision import autocast
 
 Objective = Callable[[Batch], tuple[Tensor, Logs]]
@@ -21,7 +22,7 @@ WARM_UP_RUNS = 3  # capture needs lazily made buffers and handles to exist
 class Step(Protocol):
     """Takes rows of a bucket, updates the weights, and keeps what the last step showed."""
 
-    optimizer: torch.optim.Adam
+    optimizer: torch.optim.Optimizer
     waits: bool  # whether asking how many updates were left out stops the device's work
     logs: Logs
     batch_ids: Tensor
@@ -42,9 +43,7 @@ class EagerStep:
 
     def __init__(self, model: nn.Module, objective: Objective, split: Split, settings: TrainSettings) -> None:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer: torch.optim.Adam = torch.optim.AdamW(
-            _groups(self.parameters, settings), lr=settings.learning_rate
-        )
+        self.optimizer = make_optimizer(self.parameters, settings)
         self.objective, self.split, self.settings = objective, split, settings
         self.logs: Logs = {}
         self.batch_ids = torch.empty(0)
@@ -67,7 +66,7 @@ class EagerStep:
 
 
 class GraphedStep:
-    """The whole step (gather, forward, backward, clipping, Adam) captured once for each batch shape, then replayed."""
+    """The whole step (gather, forward, backward, clip, update) captured once for each batch shape, then replayed."""
 
     waits = True
 
@@ -77,11 +76,9 @@ class GraphedStep:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.device = self.parameters[0].device
         self.rate = torch.tensor(settings.learning_rate, device=self.device)
-        self.optimizer: torch.optim.Adam = torch.optim.AdamW(
-            _groups(self.parameters, settings), lr=self.rate, capturable=True, fused=True
-        )
+        self.optimizer = make_optimizer(self.parameters, settings, rate=self.rate)
         self.objective, self.split, self.settings = objective, split, settings
-        # Adam's fused kernel leaves everything as it is where this is one
+        # Adam's fused kernel leaves everything as it is where this is one, and so does our RMSprop
         self.found_inf = torch.zeros((), device=self.device)
         self.optimizer.found_inf = self.found_inf  # type: ignore[attr-defined]
         self.count = torch.zeros((), device=self.device)
@@ -135,14 +132,6 @@ class GraphedStep:
         self.count.copy_(count)
         torch.cuda.set_rng_state(random)
         return graph, static_rows, logs
-
-
-def _groups(parameters: list[nn.Parameter], settings: TrainSettings) -> list[dict[str, Any]]:
-    """Matrices, which may decay, and everything else."""
-    matrices = [p for p in parameters if p.ndim > 1]
-    others = [p for p in parameters if p.ndim <= 1]
-    decays = ((matrices, settings.weight_decay), (others, 0.0))
-    return [{"params": group, "weight_decay": decay} for group, decay in decays if group]
 
 
 def backward(
