@@ -51,6 +51,7 @@ def _no_shape_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.no_cover  # every line here is covered elsewhere, and counting them takes half of the time
 @pytest.mark.parametrize("name", MEMORIES)
 def test_a_memory_learns_which_of_four_symbols_came_first_among_fifty(name: str) -> None:
     torch.manual_seed(0)
@@ -59,6 +60,7 @@ def test_a_memory_learns_which_of_four_symbols_came_first_among_fifty(name: str)
     assert learned.seconds < 120
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", MEMORIES)
 def test_an_endless_random_stream_leaves_every_state_finite_and_bounded(name: str) -> None:
     torch.manual_seed(0)

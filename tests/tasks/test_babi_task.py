@@ -161,3 +161,13 @@ def test_own_stories_with_an_unknown_word_are_refused_by_that_word(codec: TextCo
 def test_own_stories_at_a_missing_path_are_refused(codec: TextCodec, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="nowhere does not exist"):
         read_babi(tmp_path / "nowhere", codec)
+
+
+def test_copies_with_words_exchanged_are_for_training_alone(prepared: Path) -> None:
+    plain = babi_task(BabiTask(data=prepared, tasks=(1, 6)))
+    more = babi_task(BabiTask(data=prepared, tasks=(1, 6), exchanged_copies=2))
+    assert len(more.load("train")) == 3 * len(plain.load("train"))
+    assert more.load("train").num_questions == 3 * plain.load("train").num_questions
+    for split in ("valid", "test"):
+        assert more.load(split).fingerprint() == plain.load(split).fingerprint()
+    assert more.codec == plain.codec
