@@ -63,7 +63,7 @@ def convolved(model: CompressiveTransformer, level: int, rows: Tensor) -> Tensor
     return F.conv1d(padded.T[None], kernel, compression.bias[level], stride=rate)[0].T
 
 
-def close(actual: Tensor, expected: Tensor) -> None:
+def assert_close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
 
 
@@ -72,9 +72,9 @@ def test_a_full_segment_is_compressed_by_a_convolution_with_kernel_and_stride_of
     compression = model.step.compression
     compressed = compression(rows, slice(None))
     for b, level in product(range(4), range(3)):
-        close(compressed[b, level], convolved(model, level, rows[b, level]))
+        assert_close(compressed[b, level], convolved(model, level, rows[b, level]))
     kernel = compression.weight[1].unflatten(0, (3, D))
-    close(compressed[0, 1, 1], compression.bias[1] + sum(rows[0, 1, 3 + j] @ kernel[j] for j in range(3)))
+    assert_close(compressed[0, 1, 1], compression.bias[1] + sum(rows[0, 1, 3 + j] @ kernel[j] for j in range(3)))
 
 
 @pytest.mark.parametrize(("n", "rate"), [(4, 2), (5, 2), (4, 5), (6, 3), (3, 1)])
@@ -90,7 +90,7 @@ def test_a_short_segment_compresses_only_its_real_items(n: int, rate: int) -> No
         for level in range(3):
             real = state.short[b, level, state.short_mask[b]]
             assert len(real) == count
-            close(after.compressed[b, level, 4 - rows :], convolved(model, level, real))
+            assert_close(after.compressed[b, level, 4 - rows :], convolved(model, level, real))
 
 
 def test_items_are_laid_side_by_side_wherever_padding_stands() -> None:
@@ -119,10 +119,10 @@ def test_the_compressed_queue_holds_the_last_rows_of_all_past_segments() -> None
             if count:
                 new = convolved(model, level, before.short[0, level, before.short_mask[0]])
                 past[level] = torch.cat([past[level], new])
-            close(state.compressed[0, level], past[level][-5:])
+            assert_close(state.compressed[0, level], past[level][-5:])
         assert int(state.compressed_mask.sum()) == min(5, len(past[0]) - 5)
     flushed = torch.cat([past[2], convolved(model, 2, state.short[0, 2, state.short_mask[0]])])
-    close(model.memory(state)[0], flushed[-5:])
+    assert_close(model.memory(state)[0], flushed[-5:])
 
 
 def test_empty_rows_of_the_memory_hold_the_learned_vector() -> None:
@@ -174,8 +174,8 @@ def test_writing_is_what_the_equations_say() -> None:
         short, compressed = slow_write(model, short, compressed, segment.items[0])
         state = model.write(state, segment)
         for level in range(3):
-            close(state.short[0, level], short[level])
-            close(state.compressed[0, level, state.compressed_mask[0]], compressed[level])
+            assert_close(state.short[0, level], short[level])
+            assert_close(state.compressed[0, level, state.compressed_mask[0]], compressed[level])
 
 
 @pytest.mark.parametrize(("num_slots", "rate"), [(3, 2), (1, 2), (6, 3), (4, 1), (2, 5)])
@@ -184,11 +184,11 @@ def test_writing_segment_by_segment_is_writing_the_stream(num_slots: int, rate: 
     trace, state = write_all(model, stream), model.initial_state(3)
     assert trace.memories.shape == (3, 7, num_slots, D)
     for t in range(6):
-        close(trace.memories[:, t], model.memory(state))
+        assert_close(trace.memories[:, t], model.memory(state))
         state = model.write(state, segment_at(stream, t))
-    close(trace.memories[:, 6], model.memory(state))
+    assert_close(trace.memories[:, 6], model.memory(state))
     for left, right in zip(trace.state, state, strict=True):
-        close(left, right)
+        assert_close(left, right)
 
 
 @pytest.mark.parametrize(("num_slots", "segment_len", "rate"), [(3, 4, 2), (20, 4, 5), (1, 6, 2), (4, 5, 3)])
@@ -282,7 +282,7 @@ def test_the_compressions_loss_is_the_mean_error_of_reconstructed_attention() ->
                     given = content_attention(layer, rows, convolved(model, level, old))
                     errors.append((given - wanted).square().mean())
     assert write_all(model, stream).losses == {}
-    close(write_all(model.train(), stream).losses["compression"], 0.5 * torch.stack(errors).mean())
+    assert_close(write_all(model.train(), stream).losses["compression"], 0.5 * torch.stack(errors).mean())
 
 
 def test_there_is_no_loss_where_nothing_was_compressed_or_none_is_wanted() -> None:
@@ -307,7 +307,7 @@ def test_a_figure_says_how_much_is_read_of_compressed_rows() -> None:
         nn.init.zeros_(layer.query.bias)
     figures = write_all(model, stream_of([[4, 4, 2]])).figures
     # attention is even: 2 compressed rows among 2 + 4 + 2 for the last segment's two items, none for the other eight
-    close(figures["compressed_attention"], torch.tensor(2 * (2 / 8) / 10, dtype=torch.float64))
+    assert_close(figures["compressed_attention"], torch.tensor(2 * (2 / 8) / 10, dtype=torch.float64))
 
 
 def test_a_long_stream_stays_within_bounds() -> None:

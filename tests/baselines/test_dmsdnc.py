@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,15 +14,6 @@ from remem.errors import BadInput
 from remem.model.interface import EmbeddedStream
 
 DIM, ITEMS = 6, 8
-
-
-@pytest.fixture(autouse=True)
-def _fixed_seed_and_one_thread() -> Iterator[None]:
-    torch.manual_seed(0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # with tensors this small, threads only wait for one another
-    yield
-    torch.set_num_threads(threads)
 
 
 def assert_close(actual: Tensor, expected: object) -> None:

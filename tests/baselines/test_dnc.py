@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -24,15 +24,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "two blocks with everything": {"num_blocks": 2, "masked": True, "deallocate": True, "sharpen": True},
 }
 LAYOUT = ("num_blocks", "links", "masked", "sharpen")
-
-
-@pytest.fixture(autouse=True)
-def _fixed_seed_and_one_thread() -> Iterator[None]:
-    torch.manual_seed(0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # with tensors this small, threads only wait for one another
-    yield
-    torch.set_num_threads(threads)
 
 
 def assert_close(actual: Tensor, expected: object) -> None:

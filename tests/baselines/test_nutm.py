@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -16,15 +14,6 @@ from remem.baselines.nutm import NUTM, ProgramMemory, StoredPrograms
 from remem.model.interface import EmbeddedStream, Trace
 
 DIM = 6
-
-
-@pytest.fixture(autouse=True)
-def _fixed_seed_and_one_thread() -> Iterator[None]:
-    torch.manual_seed(0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # with tensors this small, threads only wait for one another
-    yield
-    torch.set_num_threads(threads)
 
 
 def assert_close(actual: Tensor, expected: object) -> None:

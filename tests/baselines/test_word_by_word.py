@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,15 +33,6 @@ METHODS: dict[str, Callable[[], WordByWord]] = {
 
 
 THREE = ("dnc-msd", "nutm", "dmsdnc")
-
-
-@pytest.fixture(autouse=True)
-def _fixed_seed_and_one_thread() -> Iterator[None]:
-    torch.manual_seed(0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # with tensors this small, threads only wait for one another
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=METHODS)
