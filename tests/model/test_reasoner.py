@@ -132,6 +132,40 @@ def test_rows_not_seen_get_no_weight_and_change_nothing() -> None:
     assert_close(reason, alone)
 
 
+def test_slot_layers_leave_rows_not_seen_out() -> None:
+    reasoner = make_reasoner(slot_layers=2, slot_heads=2)
+    memory, query = torch.randn(2, 5, 4), torch.randn(2, 3)
+    seen = torch.tensor([[True, True, False, False, False], [True, True, True, True, True]])
+    reason, weights = reasoner(memory, query, seen)
+    assert (weights[0, :, 2:] == 0).all()
+    assert_close(reason[0], reasoner(memory[:1, :2], query[:1])[0][0])
+    assert_close(reason[1], reasoner(memory[1:], query[1:])[0][0])
+
+
+def test_slot_layers_ask_for_no_order_of_the_slots() -> None:
+    reasoner = make_reasoner(slot_layers=2, slot_heads=2)
+    memory, query, order = torch.randn(2, 5, 4), torch.randn(2, 3), torch.tensor([3, 0, 4, 1, 2])
+    reason, weights = reasoner(memory, query)
+    mixed_reason, mixed_weights = reasoner(memory[:, order], query)
+    assert_close(reason, mixed_reason)
+    assert_close(weights[..., order], mixed_weights)
+
+
+def test_slot_layers_let_what_one_slot_gives_depend_on_another() -> None:
+    """As printed, a slot that no hop looks at has no say; the layers let it speak through the one that is read."""
+    memory, query = torch.randn(1, 3, 4), torch.randn(1, 3)
+    for layers, depends in ((0, False), (1, True)):
+        reasoner = make_reasoner(num_hops=1, slot_layers=layers, slot_heads=2)
+        last = memory.clone().requires_grad_()
+        rows, _ = (
+            reasoner.slot_layers(last, query, torch.ones(1, 3, dtype=torch.bool))
+            if reasoner.slot_layers is not None
+            else (last, query)
+        )
+        (grad,) = torch.autograd.grad(rows[0, 0].square().sum(), last)
+        assert bool(grad[0, 2].any()) is depends
+
+
 def test_thinking_layers_put_a_nonlinear_layer_of_its_own_into_each_hop() -> None:
     reasoner = make_reasoner(num_hops=2, thinking_layers=True)
     memory, query = torch.randn(2, 5, 4), torch.randn(2, 3)

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from remem.model.attention import AdditiveScore
+from remem.model.transformer import EncoderLayer, final_norm
 from remem.ops.precision import at_least_float32
 
 
@@ -24,11 +25,36 @@ class ThinkingLayer(nn.Module):
         return self.norm(query + self.outer(torch.relu(self.inner(both))))
 
 
+class SlotLayers(nn.Module):
+    """Transformer layers over [q; m_1 ... m_K]: what two slots say can be put together before any of them is read."""
+
+    def __init__(self, *, item_dim: int, model_dim: int, num_layers: int, num_heads: int, dropout: float) -> None:
+        super().__init__()
+        self.into = nn.Linear(model_dim, item_dim)
+        self.layers = nn.ModuleList(
+            EncoderLayer(dim=item_dim, num_heads=num_heads, dropout=dropout, pre_norm=True) for _ in range(num_layers)
+        )
+        self.norm = final_norm(item_dim, pre_norm=True)
+        self.out = nn.Linear(item_dim, model_dim)
+
+    def forward(
+        self, memory: Float[Tensor, "*b k d"], query: Float[Tensor, "*b m"], seen: Bool[Tensor, "*b k"]
+    ) -> tuple[Float[Tensor, "*b k d"], Float[Tensor, "*b m"]]:
+        rows = torch.cat([self.into(query)[..., None, :], memory], dim=-2)
+        mask = torch.cat([seen.new_ones((*seen.shape[:-1], 1)), seen], dim=-1).flatten(0, -2)
+        flat = rows.flatten(0, -3)
+        for layer in self.layers:
+            flat = layer(flat, mask)
+        rows = self.norm(flat).view_as(rows)
+        return rows[..., 1:, :], query + self.out(rows[..., 0, :])
+
+
 class MultiHopReasoner(nn.Module):
     """gamma_k = w_c^T tanh(W_1^c q + W_2^c m_k + b^c)     e = sum_k softmax(gamma)_k m_k     q <- W^q [e; q]
 
     Each hop has its own attention; W^q carries no hop in the paper and is shared. As printed the reason is linear in
-    question and evidence; with `thinking_layers` each hop has a layer of its own instead.
+    question and evidence; with `thinking_layers` each hop has a layer of its own instead. Slots never meet one another
+    in the paper; with `slot_layers` they do before the first hop.
     """
 
     def __init__(
@@ -40,6 +66,9 @@ class MultiHopReasoner(nn.Module):
         score_gain: float = 1.0,
         read_norm: bool = False,
         thinking_layers: bool = False,
+        slot_layers: int = 0,
+        slot_heads: int = 4,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.hops = nn.ModuleList(
@@ -52,6 +81,13 @@ class MultiHopReasoner(nn.Module):
         else:
             self.next_query = nn.Linear(item_dim + model_dim, model_dim, bias=False)  # W^q
         self.norm = nn.LayerNorm(item_dim) if read_norm else nn.Identity()
+        self.slot_layers = (
+            SlotLayers(
+                item_dim=item_dim, model_dim=model_dim, num_layers=slot_layers, num_heads=slot_heads, dropout=dropout
+            )
+            if slot_layers
+            else None
+        )
 
     def forward(
         self,
@@ -61,6 +97,9 @@ class MultiHopReasoner(nn.Module):
     ) -> tuple[Float[Tensor, "*b m"], Float[Tensor, "*b c k"]]:
         """The reason feature q^C, and the weights gamma-hat of every hop; `seen` leaves the other rows out."""
         memory = self.norm(memory)
+        if self.slot_layers is not None:
+            every = torch.ones(memory.shape[:-1], dtype=torch.bool, device=memory.device)
+            memory, query = self.slot_layers(memory, query, every if seen is None else seen)
         weights = []
         updates = self.next_query if isinstance(self.next_query, nn.ModuleList) else [self.next_query] * len(self.hops)
         for hop, next_query in zip(self.hops, updates, strict=True):

@@ -49,6 +49,13 @@ class ReasonerSettings:
     """Ours: LayerNorm on the memory where the reasoner reads it."""
     thinking_layers: bool = False
     """Ours: q <- LayerNorm(q + W_2 relu(W_1 [e; q])) in each hop instead of W^q [e; q], which is linear throughout."""
+    slot_layers: int = 0
+    """Ours: Transformer layers in which question and slots see one another before the hops; in the paper slots never
+    meet, so that what two of them say together must be put together while writing."""
+    slot_heads: int = 4
+    """Attention heads of these layers."""
+    dropout: float = 0.0
+    """Dropout of these layers."""
     tie_query_words: bool = False
     """Ours: questions share the items' embedding, where both are words of one vocabulary."""
 
