@@ -14,12 +14,11 @@ from remem.data.babi_format import UNKNOWN_EVIDENCE, Story, Words
 from remem.data.babi_store import read_manifest, read_stories
 from remem.data.batch import QueryBatch
 from remem.data.codec import TextCodec, cut
-from remem.data.dataset import Bucket, Split
+from remem.data.dataset import UNSEEN_ANSWER, Bucket, Split
 from remem.errors import BadInput
 
 _BUCKET_LENGTHS = (8, 16, 32, 64, 128, 256, 1 << 30)
 _HELD_OUT = 10  # where no validation file was imported, every tenth training story is held out
-UNSEEN_ANSWER = -1
 
 
 @dataclass(frozen=True)

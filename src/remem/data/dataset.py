@@ -38,6 +38,27 @@ class Table(NamedTuple):
     width: int
 
 
+UNSEEN_ANSWER = -1
+
+
+class Exchange(NamedTuple):
+    """Ways in which words may change places, for each part of a task: the stand-in of every word and every answer."""
+
+    words: Int[Tensor, "p e v"]
+    answers: Int[Tensor, "p e a"]
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Every stream told in a way drawn for it. The streams' segments must be in turn."""
+        stream, query = batch.stream, batch.query
+        part = query.part[:, 0]
+        way = torch.randint(self.words.shape[1], part.shape, device=part.device)
+        words, answers = self.words[part, way], self.answers[part, way]
+        items = words.gather(1, stream.items.view(len(part), -1)).view_as(stream.items)
+        tokens = words.gather(1, query.tokens.flatten(1)).view_as(query.tokens)
+        answer = torch.where(query.answer >= 0, answers.gather(1, query.answer.clamp(min=0)), query.answer)
+        return batch._replace(stream=stream._replace(items=items), query=query._replace(tokens=tokens, answer=answer))
+
+
 @dataclass(frozen=True)
 class Split:
     """Streams of one split. `items` is the table of distinct segments that every bucket's `order` points into."""
@@ -47,6 +68,8 @@ class Split:
     buckets: tuple[Bucket, ...]
     repeats: bool
     """Whether streams share segments; where they don't, a batch need not look for the distinct ones."""
+    exchange: Exchange | None = None
+    """Words that change places each time a stream is drawn; for training only."""
 
     def __len__(self) -> int:
         return sum(len(b) for b in self.buckets)
@@ -68,7 +91,8 @@ class Split:
             Bucket(b.order.to(device), b.segment_mask.to(device), to_device(b.query, device), b.ids.to(device))
             for b in self.buckets
         )
-        return Split(self.items.to(device), self.item_mask.to(device), buckets, self.repeats)
+        exchange = self.exchange and to_device(self.exchange, device)
+        return Split(self.items.to(device), self.item_mask.to(device), buckets, self.repeats, exchange)
 
     @cached_property
     def tables(self) -> tuple[Table, ...]:
@@ -87,14 +111,16 @@ class Split:
         """The given rows of a bucket, with the segments they use.
 
         On a GPU a captured step gathers its own batches, so their shapes must not depend on what is in them: where
-        streams share segments that is the bucket's table, or every use of a segment where those are fewer.
+        streams share segments that is the bucket's table, or every use of a segment where those are fewer, or where
+        each stream has words of its own.
         """
         source, table = self.buckets[bucket], self.tables[bucket]
         rows = rows.to(source.ids.device)
         order, segment_mask, in_turn = source.order[rows], source.segment_mask[rows], False
-        if table.used is not None and not order.is_cuda:
+        repeats = table.used is not None and self.exchange is None
+        if repeats and not order.is_cuda:
             used, compact = _distinct(order, segment_mask)
-        elif table.used is not None and order.numel() >= len(table.used):
+        elif repeats and table.used is not None and order.numel() >= len(table.used):
             used, compact = table.used, table.order[rows]
         else:
             used, compact = order.flatten(), torch.arange(order.numel(), device=order.device).view_as(order)
@@ -104,7 +130,8 @@ class Split:
             compact, segment_mask, in_turn, self.most_items[bucket],
         )  # fmt: skip
         query = QueryBatch(*(v[rows] for v in source.query))
-        return Batch(stream, query, source.ids[rows])
+        batch = Batch(stream, query, source.ids[rows])
+        return batch if self.exchange is None else self.exchange(batch)
 
     def fingerprint(self) -> str:
         """SHA-256 of all that a model can see: equal on every machine, different if one item differs."""

@@ -52,8 +52,9 @@ class BabiTask:
     """Which of the twenty tasks to train and test on."""
     segment_len: int = 15
     """Longest segment (N); a longer sentence becomes several segments."""
-    exchanged_copies: int = 0
-    """Ours: copies of each training story in which words that the training stories treat alike have changed places."""
+    exchanges: int = 0
+    """Ours: ways in which words that the training stories treat alike may change places; each time a story is trained
+    on, it is told in one of them."""
 
     @property
     def folder(self) -> Path:
