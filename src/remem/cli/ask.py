@@ -17,7 +17,7 @@ from remem.errors import BadInput
 
 if TYPE_CHECKING:
     from remem.data.codec import Codec
-    from remem.streaming.memory import Answer
+    from remem.streaming.steps import Answer
 
 _NUMBERED = re.compile(r"([0-9]+)\s+(\S.*)")  # a line of bAbI's own files: 'ID text'
 _SENTENCE_END = re.compile(r"[.!?]")
