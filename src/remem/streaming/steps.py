@@ -1,4 +1,4 @@
-"""The two things one does with a trained memory: write one segment into it, and ask it. Pure functions of their input."""
+"""The two things one does with a trained memory: write a segment into it, and ask it. Both are pure."""
 
 from __future__ import annotations
 
