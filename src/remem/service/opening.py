@@ -34,4 +34,4 @@ def open_network(model: str | Path | Bundle | Network) -> Network:
         return cast(Network, model)
     from remem.service.bundle_network import BundleNetwork
 
-    return BundleNetwork.open(cast("str | Path | Bundle", model))
+    return BundleNetwork.open(model)

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
@@ -23,8 +23,6 @@ from remem.service.limits import StreamKey
 from remem.service.records import FORMAT_VERSION, Row
 from remem.service.store import Change, Deleted, Durability, Plan, Stored
 from remem.service.stores.redis_scripts import DELETE, READ, SNAPSHOT, STALE, WRITE
-
-T = TypeVar("T")
 
 # what a reply after fsync rests on; the last would leave out the sync while the file is rewritten
 _NEEDED = {
@@ -74,7 +72,7 @@ class RedisStore:
     def update(self, key: StreamKey, plan: Plan) -> Row | None:
         """Read, decide, and write if the row is still the same; otherwise decide again."""
         while True:
-            found = self._safely(lambda: self._redis.hget(self._stream(key), "row"))
+            found = self._safely(self._redis.hget, self._stream(key), "row")
             row = _row(found) if found else None
             change = plan(row)
             if change is None:
@@ -86,14 +84,14 @@ class RedisStore:
     def read(self, key: StreamKey, *, log: bool = False) -> Stored | None:
         """Row, memory and events of one moment."""
         stream = self._stream(key)
-        found = self._safely(lambda: self._read(keys=[stream, stream + "/events"], args=[int(log)]))
+        found = self._safely(self._read, keys=[stream, stream + "/events"], args=[int(log)])
         return Stored(_row(found[0]), found[1] or b"", list(found[2])) if found else None
 
     def delete(self, key: StreamKey) -> Deleted:
         """Remove the stream, and have the append-only file rewritten without it."""
         stream = self._stream(key)
         keys = [self._at("epoch"), stream, stream + "/events", stream + "/snapshots", *self._names(key)]
-        existed = self._safely(lambda: self._delete(keys=keys, args=[self._epoch, key.stream, str(key)]))
+        existed = self._safely(self._delete, keys=keys, args=[self._epoch, key.stream, str(key)])
         if existed:
             self._purge_wanted = True
         return Deleted(bool(existed), "pending" if self.purge_pending() else "done")
@@ -101,18 +99,17 @@ class RedisStore:
     def page(self, tenant: str, prefix: str, after: str, limit: int) -> list[Row]:
         """A page of rows, from the sorted names."""
         low = f"({after}" if after >= prefix and after else f"[{prefix}"
-        names = self._safely(
-            lambda: self._redis.zrangebylex(self._at(f"names/{tenant}"), low, f"({prefix}\x7f", start=0, num=limit)
-        )
-        rows = [self._safely(lambda n=n: self._redis.hget(self._stream(StreamKey(tenant, n.decode())), "row"))
-                for n in names]  # fmt: skip
+        high = f"({prefix}\x7f"
+        names = self._safely(self._redis.zrangebylex, self._at(f"names/{tenant}"), low, high, start=0, num=limit)
+        streams = [self._stream(StreamKey(tenant, name.decode())) for name in names]
+        rows = [self._safely(self._redis.hget, stream, "row") for stream in streams]
         return [_row(row) for row in rows if row]
 
     def keys(self) -> Iterator[StreamKey]:
         """All streams, a thousand at a time."""
         low = "-"
         while True:
-            names = self._safely(lambda: self._redis.zrangebylex(self._at("names"), low, "+", start=0, num=1000))
+            names = self._safely(self._redis.zrangebylex, self._at("names"), low, "+", start=0, num=1000)
             if not names:
                 return
             for name in names:
@@ -121,21 +118,21 @@ class RedisStore:
 
     def pending(self) -> list[StreamKey]:
         """Streams with a tail."""
-        return sorted(_key(name) for name in self._safely(lambda: self._redis.smembers(self._at("pending"))))
+        return sorted(_key(name) for name in self._safely(self._redis.smembers, self._at("pending")))
 
     def put_snapshot(self, key: StreamKey, name: str, archive: bytes, most: int) -> bool:
         """Keep a copy."""
         keys = [self._at("epoch"), self._stream(key), self._stream(key) + "/snapshots"]
-        return bool(self._safely(lambda: self._snapshot(keys=keys, args=[self._epoch, name, archive, most])))
+        return bool(self._safely(self._snapshot, keys=keys, args=[self._epoch, name, archive, most]))
 
     def snapshots(self, key: StreamKey) -> list[str]:
         """Names of copies."""
-        names = self._safely(lambda: self._redis.hkeys(self._stream(key) + "/snapshots"))
+        names = self._safely(self._redis.hkeys, self._stream(key) + "/snapshots")
         return sorted(name.decode() for name in names)
 
     def get_snapshot(self, key: StreamKey, name: str) -> bytes | None:
         """A copy."""
-        found: bytes | None = self._safely(lambda: self._redis.hget(self._stream(key) + "/snapshots", name))
+        found: bytes | None = self._safely(self._redis.hget, self._stream(key) + "/snapshots", name)
         return found
 
     def num_bytes(self, key: StreamKey) -> int:
@@ -143,7 +140,7 @@ class RedisStore:
         stored = self.read(key, log=True)
         if stored is None:
             return 0
-        copies = self._safely(lambda: self._redis.hvals(self._stream(key) + "/snapshots"))
+        copies = self._safely(self._redis.hvals, self._stream(key) + "/snapshots")
         return sum(map(len, [stored.memory, stored.row.digests, *stored.events, *copies]))
 
     def purge_pending(self) -> bool:
@@ -155,7 +152,7 @@ class RedisStore:
 
     def problems(self) -> list[str]:
         """Whether Redis can write its file."""
-        about = self._safely(lambda: self._redis.info("persistence"))
+        about = self._safely(self._redis.info, "persistence")
         states = {name: about.get(name) for name in ("aof_last_write_status", "aof_last_bgrewrite_status")}
         return [f"{name} is {state}" for name, state in states.items() if state != "ok"]
 
@@ -166,19 +163,19 @@ class RedisStore:
     def _prepare(self) -> None:
         """Check the server's settings and the data's format, and take the store over."""
         needed = _NEEDED if self.durability == "fsync" else _NEEDED_BY_OS
-        found = self._safely(lambda: {name: self._redis.config_get(name).get(name) for name in needed})
+        found = {name: self._safely(self._redis.config_get, name).get(name) for name in needed}
         if wrong := {name: value for name, value in found.items() if value != needed[name]}:
             told = ", ".join(f"{name} is {value!r} and must be {needed[name]!r}" for name, value in wrong.items())
             raise StoreUnavailable(f"This Redis server could lose acknowledged events: {told}. Change its settings.")
         if self._read_only:
             return
-        self._safely(lambda: self._redis.set(self._at("format"), FORMAT_VERSION, nx=True))
-        version = self._safely(lambda: self._redis.get(self._at("format")))
+        self._safely(self._redis.set, self._at("format"), FORMAT_VERSION, nx=True)
+        version = self._safely(self._redis.get, self._at("format"))
         if version != str(FORMAT_VERSION).encode():
             raise IncompatibleFormat(
                 f"The store {self._prefix!r} has the format {version!r}; this release reads {FORMAT_VERSION}."
             )
-        self._epoch = str(self._safely(lambda: self._redis.incr(self._at("epoch"))))
+        self._epoch = str(self._safely(self._redis.incr, self._at("epoch")))
 
     def _written(self, key: StreamKey, before: Row | None, change: Change) -> bool:
         row, stream = change.row, self._stream(key)
@@ -199,7 +196,7 @@ class RedisStore:
             *change.events,
         ]
         keys = [self._at("epoch"), stream, stream + "/events", *self._names(key)]
-        return bool(self._safely(lambda: self._write(keys=keys, args=args)))
+        return bool(self._safely(self._write, keys=keys, args=args))
 
     def _rewritten(self) -> bool:
         """Have the append-only file rewritten from what is there now; False if that takes too long."""
@@ -216,12 +213,14 @@ class RedisStore:
             time.sleep(0.01)
         return False
 
-    def _safely(self, call: Callable[[], T]) -> T:
+    def _safely(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
         try:
-            return call()
+            return call(*args, **options)
         except RedisError as error:
             if STALE in str(error):
-                raise StaleEpoch("Another process has taken over this store; this one must not write any more.") from None
+                raise StaleEpoch(
+                    "Another process has taken over this store; this one must not write any more."
+                ) from None
             raise StoreUnavailable(f"Redis did not do it ({type(error).__name__}: {error}).") from error
 
     def _at(self, name: str) -> str:

@@ -1,8 +1,8 @@
 """The Lua scripts of the Redis store: each runs whole or not at all, and none decides anything but whether to write.
 
 A stream is a hash (row as JSON, its check, counters, memory), a list of sealed events, and a hash of snapshots. Beside
-them stand the names of each tenant's streams, the names of all, and those with a tail. Every writing script compares the
-writer's epoch first: one that was taken over is refused, even if it wakes up late.
+them stand the names of each tenant's streams, the names of all, and those with a tail. Every writing script compares
+the writer's epoch first: one that was taken over is refused, even if it wakes up late.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Streams in one SQLite file: write-ahead log, every commit synced, many writers' changes in one commit.
 
-One thread writes. While it waits for the disk, further changes queue up and share the next commit, and with it the price
-of a sync. Readers have connections of their own and wait for nobody.
+One thread writes. While it waits for the disk, further changes queue up and share the next commit, and with it the
+price of a sync. Readers have connections of their own and wait for nobody.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import queue
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from remem.service.errors import StoreUnavailable
+from remem.service.errors import Draining, StoreUnavailable
 from remem.service.limits import StreamKey
 from remem.service.records import ROW_FIELDS, Row
 from remem.service.store import Change, Deleted, Durability, Plan, Stored
@@ -37,9 +38,10 @@ class SqliteStore:
         self, path: Path | str, *, durability: Durability = "fsync", read_only: bool = False, busy_seconds: float = 5.0
     ) -> None:
         self.path, self.durability, self._busy_seconds = Path(path).absolute(), durability, busy_seconds
-        self._readers: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()
+        self._readers: queue.LifoQueue[sqlite3.Connection | None] = queue.LifoQueue()
         for _ in range(_MOST_READERS):
-            self._readers.put_nowait(None)  # type: ignore[arg-type]  # connected when first needed
+            self._readers.put(None)  # connected when first needed
+        self._closing, self._closed = threading.Lock(), False
         self._lock: FileLock | None = None
         self._writer: Writer | None = None
         if read_only:
@@ -195,12 +197,15 @@ class SqliteStore:
 
     def close(self) -> None:
         """Commit what is queued, fold the log into the file, let the next process in."""
-        while True:
-            try:
-                if (reader := self._readers.get_nowait()) is not None:
-                    reader.close()
-            except queue.Empty:
-                break
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        for _ in range(_MOST_READERS):  # reads under way come back first
+            if (reader := self._readers.get()) is not None:
+                reader.close()
+        for _ in range(_MOST_READERS):
+            self._readers.put(None)
         if self._writer is not None:
             self._writer.close()
         if self._lock is not None:
@@ -219,6 +224,8 @@ class SqliteStore:
         """A reader's connection in a transaction of its own."""
         connection = self._readers.get()
         try:
+            if self._closed:
+                raise Draining("The store is closed.")
             if connection is None:
                 connection = connect(self.path, busy_seconds=self._busy_seconds, query_only=True)
             connection.execute("BEGIN")
