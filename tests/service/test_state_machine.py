@@ -26,7 +26,7 @@ from remem.service import FLUSH, Event, MemoryEngine, ServiceError
 from remem.service.events import cut_events, pack_event
 from remem.service.records import WINDOW
 
-EXAMPLES = int(os.environ.get("REMEM_STATE_EXAMPLES", "25"))
+EXAMPLES = {"memory": 60, "sqlite": 12, "redis": 20}
 STEPS = int(os.environ.get("REMEM_STATE_STEPS", "30"))
 STREAMS = st.sampled_from(["a", "b", "a-b"])
 ITEMS = st.builds(Event, st.integers(0, 5) | st.sampled_from(["x", "y"]), ends_segment=st.booleans())
@@ -204,6 +204,9 @@ def test_any_history_equals_the_reference(
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=EXAMPLES, stateful_step_count=STEPS, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=int(os.environ.get("REMEM_STATE_EXAMPLES", EXAMPLES[kind])),
+            stateful_step_count=STEPS,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
         ),
     )
