@@ -1,7 +1,9 @@
 """A power cut loses no acknowledged event with `durability="fsync"`; the weaker setting fails the same test.
 
 A real run of the store is recorded, write by write and sync by sync. What a disk may hold after a cut at any moment is
-all that was synced, and of the rest some writes whole, some torn at a sector, some not at all. `REMEM_CUTS=1000` for more.
+all that was synced, and of the rest some writes whole, some torn at a sector, some not at all.
+
+`REMEM_CUTS=1000` for the full count (about a minute).
 """
 
 from __future__ import annotations

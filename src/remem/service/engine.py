@@ -272,9 +272,8 @@ class MemoryEngine:
             checked_name(cursor, "cursor")
         if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= self.limits.list_page:
             raise InvalidValue(f"limit is {limit!r}; expected 1 to {self.limits.list_page}.", path="limit")
-        rows = self.store.page(tenant, prefix, cursor or "", limit + 1)
-        names = [row.stream for row in rows[:limit]]
-        return Listed(streams=names, cursor=names[-1] if len(rows) > limit else None)
+        names = self.store.page(tenant, prefix, cursor or "", limit + 1)
+        return Listed(streams=names[:limit], cursor=names[limit - 1] if len(names) > limit else None)
 
     def delete(self, stream: str, *, tenant: str = DEFAULT_TENANT) -> Deleted:
         """Remove memory, events and snapshots from the store's files; also answers when there was nothing."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 from remem.service.errors import MemoryDamaged
 from remem.service.events import DIGEST_BYTES, open_event
@@ -71,11 +71,7 @@ class Row:
 
     def verified(self, key: StreamKey) -> Row:
         """Itself, if no field was changed since it was sealed and it is this stream's."""
-        try:
-            whole = self.check == self._digest() and self.key == key
-        except (AttributeError, TypeError, ValueError):  # a damaged page may hold values of any type
-            whole = False
-        if not whole:
+        if self.check != self._digest() or self.key != key:
             raise MemoryDamaged(f"The counters of stream {key} do not fit their checksum.", stream=key.stream)
         return self
 
@@ -85,6 +81,15 @@ class Row:
 
 
 ROW_FIELDS = tuple(field.name for field in fields(Row))
+_TYPES = {"str": str, "int": int, "float": float, "bytes": bytes}
+_ROW_TYPES = {field.name: _TYPES[str(field.type)] for field in fields(Row)}
+
+
+def row_of(values: Mapping[str, Any]) -> Row:
+    """A row as it was stored; a damaged page may hold values of any type, which are refused."""
+    if values.keys() != _ROW_TYPES.keys() or any(type(values[name]) is not kind for name, kind in _ROW_TYPES.items()):
+        raise MemoryDamaged("A stream's counters can't be read.")
+    return Row(**values)
 
 
 def memory_check(memory: bytes) -> str:

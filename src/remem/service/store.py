@@ -77,8 +77,8 @@ class Store(Protocol):
         """Remove everything of a stream, from the files as well."""
         ...
 
-    def page(self, tenant: str, prefix: str, after: str, limit: int) -> list[Row]:
-        """Rows in order of their names, of those that begin with `prefix` and come after `after`."""
+    def page(self, tenant: str, prefix: str, after: str, limit: int) -> list[str]:
+        """Names of streams in order, of those that begin with `prefix` and come after `after`."""
         ...
 
     def keys(self) -> Iterator[StreamKey]:

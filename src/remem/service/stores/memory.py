@@ -69,12 +69,11 @@ class MemoryStore:
             self._require_epoch()
             return Deleted(self._backing.streams.pop(key, None) is not None, "done")
 
-    def page(self, tenant: str, prefix: str, after: str, limit: int) -> list[Row]:
-        """A page of rows."""
+    def page(self, tenant: str, prefix: str, after: str, limit: int) -> list[str]:
+        """A page of names."""
         with self._backing.lock:
-            named = sorted(key for key in self._backing.streams if key.tenant == tenant)
-            wanted = [key for key in named if key.stream.startswith(prefix) and key.stream > after]
-            return [self._backing.streams[key].row for key in wanted[:limit]]
+            names = sorted(key.stream for key in self._backing.streams if key.tenant == tenant)
+            return [name for name in names if name.startswith(prefix) and name > after][:limit]
 
     def keys(self) -> Iterator[StreamKey]:
         """All streams."""

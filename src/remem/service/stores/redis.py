@@ -20,7 +20,7 @@ from redis.retry import Retry
 
 from remem.service.errors import IncompatibleFormat, MemoryDamaged, StaleEpoch, StoreUnavailable
 from remem.service.limits import StreamKey
-from remem.service.records import FORMAT_VERSION, Row
+from remem.service.records import FORMAT_VERSION, Row, row_of
 from remem.service.store import Change, Deleted, Durability, Plan, Stored
 from remem.service.stores.redis_scripts import DELETE, READ, SNAPSHOT, STALE, WRITE
 
@@ -96,14 +96,12 @@ class RedisStore:
             self._purge_wanted = True
         return Deleted(bool(existed), "pending" if self.purge_pending() else "done")
 
-    def page(self, tenant: str, prefix: str, after: str, limit: int) -> list[Row]:
-        """A page of rows, from the sorted names."""
+    def page(self, tenant: str, prefix: str, after: str, limit: int) -> list[str]:
+        """A page of the sorted names."""
         low = f"({after}" if after >= prefix and after else f"[{prefix}"
         high = f"({prefix}\x7f"
         names = self._safely(self._redis.zrangebylex, self._at(f"names/{tenant}"), low, high, start=0, num=limit)
-        streams = [self._stream(StreamKey(tenant, name.decode())) for name in names]
-        rows = [self._safely(self._redis.hget, stream, "row") for stream in streams]
-        return [_row(row) for row in rows if row]
+        return [name.decode() for name in names]
 
     def keys(self) -> Iterator[StreamKey]:
         """All streams, a thousand at a time."""
@@ -237,7 +235,7 @@ class RedisStore:
 def _row(text: bytes) -> Row:
     try:
         values = json.loads(text)
-        return Row(**values | {"digests": bytes.fromhex(values["digests"])})
+        return row_of(values | {"digests": bytes.fromhex(values["digests"])})
     except (ValueError, KeyError, TypeError) as error:
         raise MemoryDamaged(f"A stream's counters can't be read ({error}).") from None
 

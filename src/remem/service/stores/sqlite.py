@@ -16,9 +16,9 @@ from typing import TypeVar
 
 from remem.service.errors import Draining, StoreUnavailable
 from remem.service.limits import StreamKey
-from remem.service.records import ROW_FIELDS, Row
+from remem.service.records import ROW_FIELDS, Row, row_of
 from remem.service.store import Change, Deleted, Durability, Plan, Stored
-from remem.service.stores.sqlite_file import FileLock, connect, prepare, require_format
+from remem.service.stores.sqlite_file import DISK_ERRORS, FileLock, connect, prepare, require_format
 from remem.service.stores.sqlite_writer import Writer
 
 T = TypeVar("T")
@@ -86,7 +86,8 @@ class SqliteStore:
             memory = connection.execute("SELECT memory FROM memories WHERE id = ?", (number,)).fetchone()
             first = 0 if log else row.consolidated_seq
             sealed = connection.execute(
-                "SELECT event FROM events WHERE id = ? AND seq >= ? ORDER BY seq", (number, first)
+                "SELECT event FROM events WHERE id = ? AND seq BETWEEN ? AND ? ORDER BY seq",
+                (number, first, row.next_seq - 1),
             ).fetchall()
             return Stored(row, memory[0] if memory else b"", [event for (event,) in sealed])
 
@@ -94,8 +95,8 @@ class SqliteStore:
         """Overwrite the stream's pages with zeros, and empty the log that still held them."""
 
         def job(connection: sqlite3.Connection) -> bool:
-            number, row = _find(connection, key)
-            if row is None:
+            number = _number(connection, key)
+            if number < 0:
                 return False
             for table in _PARTS:
                 connection.execute(f"DELETE FROM {table} WHERE id = ?", (number,))
@@ -106,13 +107,14 @@ class SqliteStore:
         purged = self._writing().purge() if existed else not self.purge_pending()
         return Deleted(existed, "done" if purged else "pending")
 
-    def page(self, tenant: str, prefix: str, after: str, limit: int) -> list[Row]:
-        """A page of rows, by the index on names."""
+    def page(self, tenant: str, prefix: str, after: str, limit: int) -> list[str]:
+        """A page of names, by their index."""
         # names are ASCII, so every name with the prefix lies below the prefix followed by the last ASCII character
-        query = f"{_SELECT} WHERE tenant = ? AND stream > ? AND stream >= ? AND stream < ? ORDER BY stream LIMIT ?"
+        query = """SELECT stream FROM streams
+            WHERE tenant = ? AND stream > ? AND stream >= ? AND stream < ? ORDER BY stream LIMIT ?"""
         with self._reading() as connection:
             found = connection.execute(query, (tenant, after, prefix, prefix + "\x7f", limit)).fetchall()
-            return [_row(values) for values in found]
+            return [name for (name,) in found]
 
     def keys(self) -> Iterator[StreamKey]:
         """All streams, a thousand at a time."""
@@ -139,9 +141,9 @@ class SqliteStore:
         """Keep a copy."""
 
         def job(connection: sqlite3.Connection) -> bool:
-            number, row = _find(connection, key)
+            number = _number(connection, key)
             others = connection.execute("SELECT count(*) FROM snapshots WHERE id = ? AND name <> ?", (number, name))
-            if row is None or others.fetchone()[0] >= most:
+            if number < 0 or others.fetchone()[0] >= most:
                 return False
             connection.execute("REPLACE INTO snapshots (id, name, archive) VALUES (?, ?, ?)", (number, name, archive))
             return True
@@ -151,14 +153,14 @@ class SqliteStore:
     def snapshots(self, key: StreamKey) -> list[str]:
         """Names of copies."""
         with self._reading() as connection:
-            number, _ = _find(connection, key)
+            number = _number(connection, key)
             found = connection.execute("SELECT name FROM snapshots WHERE id = ? ORDER BY name", (number,))
             return [name for (name,) in found.fetchall()]
 
     def get_snapshot(self, key: StreamKey, name: str) -> bytes | None:
         """A copy."""
         with self._reading() as connection:
-            number, _ = _find(connection, key)
+            number = _number(connection, key)
             found = connection.execute("SELECT archive FROM snapshots WHERE id = ? AND name = ?", (number, name))
             row = found.fetchone()
             return row[0] if row else None
@@ -233,19 +235,21 @@ class SqliteStore:
                 yield connection
             finally:
                 connection.execute("COMMIT")
-        except sqlite3.Error as error:
+        except DISK_ERRORS as error:
             raise StoreUnavailable(f"{self.path.name} can't be read ({error}).") from error
         finally:
             self._readers.put(connection)
 
 
+def _number(connection: sqlite3.Connection, key: StreamKey) -> int:
+    """The stream's number in the other tables; none has -1."""
+    found = connection.execute("SELECT id FROM streams WHERE tenant = ? AND stream = ?", key).fetchone()
+    return found[0] if found else -1
+
+
 def _find(connection: sqlite3.Connection, key: StreamKey) -> tuple[int, Row | None]:
     values = connection.execute(f"{_SELECT} WHERE tenant = ? AND stream = ?", key).fetchone()
-    return (values[0], _row(values)) if values else (-1, None)
-
-
-def _row(values: tuple[object, ...]) -> Row:
-    return Row(**dict(zip(ROW_FIELDS, values[1:], strict=True)))  # type: ignore[arg-type]
+    return (values[0], row_of(dict(zip(ROW_FIELDS, values[1:], strict=True)))) if values else (-1, None)
 
 
 def _apply(connection: sqlite3.Connection, number: int, change: Change) -> None:

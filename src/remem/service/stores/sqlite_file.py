@@ -11,6 +11,8 @@ from remem.service.errors import IncompatibleFormat, StoreInUse, StoreUnavailabl
 from remem.service.records import FORMAT_VERSION
 from remem.service.store import Durability
 
+# a damaged file may also break the text of SQLite's own messages
+DISK_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 _WAL_BYTES = 16 * 2**20
 SCHEMA = (
     "CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID",
@@ -65,7 +67,7 @@ def connect(
         connection.execute(f"PRAGMA synchronous = {'FULL' if durability == 'fsync' else 'NORMAL'}")
         if query_only:
             connection.execute("PRAGMA query_only = ON")
-    except sqlite3.Error as error:
+    except DISK_ERRORS as error:
         raise StoreUnavailable(f"{path} can't be opened ({error}).") from None
     return connection
 
@@ -85,7 +87,7 @@ def prepare(connection: sqlite3.Connection, path: Path) -> int:
         connection.execute("UPDATE meta SET value = value + 1 WHERE name = 'epoch'")
         epoch = int(connection.execute("SELECT value FROM meta WHERE name = 'epoch'").fetchone()[0])
         connection.execute("COMMIT")
-    except sqlite3.Error as error:
+    except DISK_ERRORS as error:
         connection.close()
         raise StoreUnavailable(f"{path} can't be used as a store ({error}).") from None
     except IncompatibleFormat:
@@ -107,7 +109,7 @@ def require_format(path: Path) -> None:
     connection = connect(path, busy_seconds=5.0, query_only=True)
     try:
         _require_version(connection, path)
-    except sqlite3.Error as error:
+    except DISK_ERRORS as error:
         raise StoreUnavailable(f"{path} can't be used as a store ({error}).") from None
     finally:
         connection.close()
