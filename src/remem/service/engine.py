@@ -64,7 +64,7 @@ class MemoryEngine:
         self._moved = threading.Condition()
         self._closed = False
         self._consolidator: Consolidator | None = None
-        if not read_only:
+        if not read_only and network.fingerprint:
             self._consolidator = Consolidator(store, network, self._tell)
             for key in store.pending():
                 self._consolidator.schedule(key)
@@ -73,7 +73,7 @@ class MemoryEngine:
     def open(
         cls,
         store: str | Path | Store,
-        model: str | Path | Bundle | Network,
+        model: str | Path | Bundle | Network | None,
         *,
         durability: Durability = "fsync",
         read_only: bool = False,
@@ -85,7 +85,7 @@ class MemoryEngine:
 
         Args:
             store: a file, `redis://…`, `:memory:`, or a store.
-            model: the folder of a saved model, a bundle, or any `Network`.
+            model: the folder of a saved model, a bundle, or any `Network`; None to look after the store alone.
             durability: `fsync` survives a power cut, `os` the end of the process alone.
             read_only: leave the store to its writer; `query`, `inspect`, `list`, `export` and `verify` work.
             retention: what new streams keep: `tail`, or `all` events, which makes them rebuildable.
@@ -116,6 +116,8 @@ class MemoryEngine:
         key = stream_key(stream, tenant)
         if retention not in (None, "tail", "all"):
             raise InvalidValue(f"{retention!r} is no retention; expected 'tail' or 'all'.", path="retention")
+        if not self.network.fingerprint:
+            raise InvalidValue("The store was opened without a model; give one to make streams.", path="model")
         wanted = retention or self._birth.retention
         birth = ledger.Birth(self.network.fingerprint, self.network.numerics, self._birth.memory, wanted)
         made = False
@@ -242,7 +244,7 @@ class MemoryEngine:
         return Inspected(
             tenant=row.tenant,
             stream=row.stream,
-            state="rebuild_needed" if not ours else "degraded" if row.error else "compatible",
+            state=self._state_of(row),
             next_seq=row.next_seq,
             consolidated_seq=row.consolidated_seq,
             tail_events=row.tail_events,
@@ -341,6 +343,13 @@ class MemoryEngine:
         if self._consolidator is not None:
             self._consolidator.close()
         self.store.close()
+
+    def _state_of(self, row: Row) -> Literal["compatible", "rebuild_needed", "degraded", "unknown"]:
+        if not self.network.fingerprint:
+            return "degraded" if row.error else "unknown"
+        if row.fingerprint != self.network.fingerprint:
+            return "rebuild_needed"
+        return "degraded" if row.error else "compatible"
 
     def _swapped(self, key: StreamKey, plan: Plan) -> Appended:
         row = self._writable().update(key, plan)

@@ -38,7 +38,8 @@ class Inspected:
 
     tenant: str
     stream: str
-    state: Literal["compatible", "rebuild_needed", "degraded"]
+    state: Literal["compatible", "rebuild_needed", "degraded", "unknown"]
+    """Whether this engine's model wrote it, and whether it could; unknown where the engine has no model."""
     next_seq: int
     consolidated_seq: int
     tail_events: int

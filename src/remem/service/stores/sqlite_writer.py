@@ -9,8 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from remem.errors import RememError
 from remem.service.errors import Draining, StaleEpoch, StoreUnavailable
+from remem.service.stores.sqlite_file import DISK_ERRORS
 
 T = TypeVar("T")
 Job = Callable[[sqlite3.Connection], Any]
@@ -81,7 +81,7 @@ class Writer:
                     return
 
     def _commit(self, group: list[tuple[Job | None, Future[Any]]]) -> None:
-        """All jobs in one transaction. A refusal comes before the job writes, so it leaves nothing to undo."""
+        """All jobs in one transaction. One that is refused before it writes leaves nothing to undo."""
         outcomes: list[tuple[Future[Any], Any, BaseException | None]] = []
         try:
             if self._broken:
@@ -90,9 +90,12 @@ class Writer:
             self._require_epoch()
             for job, future in group:
                 assert job is not None
+                written = self._connection.total_changes
                 try:
                     outcomes.append((future, job(self._connection), None))
-                except RememError as refused:
+                except Exception as refused:
+                    if isinstance(refused, DISK_ERRORS) or self._connection.total_changes != written:
+                        raise
                     outcomes.append((future, None, refused))
             self._connection.execute("COMMIT")
             self.commits += 1
