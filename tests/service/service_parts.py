@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from remem.errors import BadInput
-from remem.service.network import NotFinite
+from remem.service.network import Fold, NotFinite
 from remem.service.store import Store
 from remem.service.stores.memory import Backing, MemoryStore
 from remem.service.stores.sqlite import SqliteStore
@@ -60,6 +60,15 @@ class HashChain:
             framed = b"".join(len(payload).to_bytes(4, "little") + payload for payload in segment)
             digest = hashlib.sha256(digest + framed).digest()
         return as_memory(digest)
+
+    def fold_many(self, folds: Sequence[Fold]) -> list[bytes | NotFinite]:
+        results: list[bytes | NotFinite] = []
+        for fold in folds:
+            try:
+                results.append(self.fold(*fold))
+            except NotFinite as error:
+                results.append(error)
+        return results
 
     def answer(self, memory: bytes, question: Any, top: int) -> str:
         return memory[-32:].hex()

@@ -22,6 +22,8 @@ from remem.model.writer import SlotWriter
 from remem.service import Event, MemoryEngine, Network
 from remem.service.bundle_network import BundleNetwork
 from remem.service.errors import InvalidValue, MemoryDamaged, SelfTestFailed
+from remem.service.events import cut_events, pack_event
+from remem.service.network import Fold
 from remem.service.numerics import pack_state, require_same_bits, unpack_state
 from remem.service.vector_network import VectorNetwork
 
@@ -177,6 +179,34 @@ def test_the_fingerprint_names_weights_words_and_settings(networks: dict[str, Ne
     assert network.numerics.rsplit("/", 1)[0] == networks["text"].numerics.rsplit("/", 1)[0]
 
 
+def test_streams_side_by_side_get_the_bits_they_get_alone(networks: dict[str, Network]) -> None:
+    for kind in ("text", "ids", "vectors", "dnc vectors"):
+        network = networks[kind]
+        network.self_test()
+        events = [Event(item) if not isinstance(item, Event) else item for item in stream_of(kind, 60, seed=3)]
+        payloads = [pack_event(event.item, event.ends_segment) for event in events]
+        folds = [
+            Fold(network.initial_memory(), cut_events(payloads[start : start + 9], network.segment_events).segments)
+            for start in range(0, 50, 2)
+        ]
+        assert network.fold_many(folds) == [network.fold(*fold) for fold in folds]
+        assert network.rows in (1, 16)  # type: ignore[attr-defined]
+
+
+def test_a_row_that_differs_in_company_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = vectors()
+    write = network._written
+
+    def sloppy(state: Any, pieces: Any) -> Any:
+        """Sums in another order for batches of five, as a library may."""
+        written = write(state, pieces)
+        return type(written)(*(part + 1e-7 * (len(pieces) == 5) for part in written))
+
+    monkeypatch.setattr(network, "_written", sloppy)
+    network.self_test()
+    assert network.rows == 1
+
+
 def test_the_self_test_finds_a_model_that_can_not_be_relied_on() -> None:
     network, calls = vectors(), 0
 
@@ -240,7 +270,7 @@ def test_a_memory_that_is_not_finite_is_never_stored() -> None:
 
 def test_one_thread_is_used_whatever_was_set_before(networks: dict[str, Network]) -> None:
     network = networks["text"]
-    segments = [network._test_segments()[0]] * 3  # type: ignore[attr-defined]
+    segments = network._test_segments()  # type: ignore[attr-defined]
     wanted = network.fold(network.initial_memory(), segments)
     torch.set_num_threads(2)
     assert network.fold(network.initial_memory(), segments) == wanted

@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,18 @@ from remem.bundle import Bundle, load_bundle
 from remem.data.codec import cut
 from remem.errors import BadInput
 from remem.model.assembly import MemoryModel
-from remem.model.interface import State, detach_state
+from remem.model.interface import State
 from remem.service.events import pack_event, unpack_event
-from remem.service.network import NotFinite
-from remem.service.numerics import is_finite, numerics_id, pack_state, require_same_bits, unpack_state, use_one_thread
+from remem.service.numerics import unpack_state, use_one_thread
 from remem.service.records import FORMAT_VERSION
+from remem.service.torch_network import TorchNetwork
 from remem.settings.codec import to_json
-from remem.streaming.steps import Answer, answer_question, write_segment
+from remem.streaming.steps import Answer, answer_question, write_segments
 
 _TEST_SEGMENTS = 6
 
 
-class BundleNetwork:
+class BundleNetwork(TorchNetwork):
     """A memory model and its codec. Events are sentences, each one or more segments, or item numbers, N a segment."""
 
     def __init__(self, bundle: Bundle) -> None:
@@ -40,23 +39,16 @@ class BundleNetwork:
             raise BadInput(
                 "The model was built in torch.inference_mode(), which changes its last bits; load it outside."
             )
-        use_one_thread()
         self.model, self.codec = bundle.model.eval(), bundle.codec
-        with torch.no_grad():
-            self._empty = detach_state(self.model.initial_state(1))
         whole = {"weights": bundle.fingerprint, "model": to_json(bundle.run.model), "format": FORMAT_VERSION,
                  "codec": dataclasses.asdict(bundle.codec)}  # fmt: skip
-        self.fingerprint = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:24]
+        fingerprint = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:24]
+        super().__init__(self.model.memory_method, fingerprint)
 
     @classmethod
     def open(cls, model: str | Path | Bundle) -> BundleNetwork:
         """The model saved in a folder, or a bundle."""
         return cls(model if isinstance(model, Bundle) else load_bundle(model))
-
-    @cached_property
-    def numerics(self) -> str:
-        """Libraries, processor, and the bits of a fixed stream."""
-        return numerics_id(self.fold(self.initial_memory(), self._test_segments()))
 
     @property
     def segment_events(self) -> int:
@@ -73,46 +65,23 @@ class BundleNetwork:
         self.codec.encode_question(question)
         return question
 
-    def initial_memory(self) -> bytes:
-        """The learned first memory."""
-        return pack_state(self._empty)
-
-    def fold(self, memory: bytes, segments: Sequence[Sequence[bytes]]) -> bytes:
-        """One segment after the other, alone in its batch, on one thread."""
-        use_one_thread()
-        state = self._state(memory)
-        for segment in segments:
-            items = [unpack_event(payload).item for payload in segment]
-            numbers = [number for item in items if item is not None for number in self.codec.encode_item(item)]
-            for piece in cut(numbers, self.codec.segment_len):
-                state = write_segment(self.model, self.codec, state, piece)
-        if not is_finite(state):
-            raise NotFinite("The memory came out with NaN or infinity in it.")
-        return pack_state(state)
-
     def answer(self, memory: bytes, question: Any, top: int) -> Answer:
         """By the model's reasoner and head."""
         use_one_thread()
         with torch.no_grad():
-            slots = self.model.memory_method.memory(self._state(memory))
+            slots = self._memorizer.memory(unpack_state(memory, self._empty))
         return answer_question(self.model, self.codec, slots, question, top=top)
 
-    def describe(self, memory: bytes) -> dict[str, Any]:
-        """Sizes, and the norm of each slot."""
-        with torch.no_grad():
-            slots = self.model.memory_method.memory(self._state(memory))[0]
-        norms = [round(float(norm), 4) for norm in slots.norm(dim=-1)]
-        return {"slots": slots.shape[0], "dim": slots.shape[1], "slot_norms": norms}
+    def _pieces(self, segment: Sequence[bytes]) -> list[Sequence[int]]:
+        items = [unpack_event(payload).item for payload in segment]
+        numbers = [number for item in items if item is not None for number in self.codec.encode_item(item)]
+        return list(cut(numbers, self.codec.segment_len))
 
-    def self_test(self) -> None:
-        """A fixed stream in several ways."""
-        require_same_bits(self.fold, self.initial_memory(), self._test_segments())
-
-    def _state(self, memory: bytes) -> State:
-        return unpack_state(memory, self._empty)
+    def _written(self, state: State, pieces: Sequence[Sequence[int]]) -> State:
+        return write_segments(self.model, self.codec, state, pieces)
 
     def _test_segments(self) -> list[list[bytes]]:
-        """Segments of every length up to N, of items spread over the vocabulary."""
+        """Segments of several lengths, of items spread over the vocabulary."""
         codec = self.codec
         segments = []
         for turn in range(_TEST_SEGMENTS):

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 class NotFinite(ArithmeticError):
     """A memory came out with NaN or infinity in it; it is never stored."""
+
+
+class Fold(NamedTuple):
+    """A memory, and the segments of event payloads to be written into it."""
+
+    memory: bytes
+    segments: Sequence[Sequence[bytes]]
 
 
 class Network(Protocol):
@@ -38,6 +45,10 @@ class Network(Protocol):
 
     def fold(self, memory: bytes, segments: Sequence[Sequence[bytes]]) -> bytes:
         """The memory after these segments of event payloads; raises `NotFinite` rather than return a broken one."""
+        ...
+
+    def fold_many(self, folds: Sequence[Fold]) -> list[bytes | NotFinite]:
+        """The same for several streams, each with the bits it would get alone."""
         ...
 
     def checked_question(self, question: Any) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from remem.service.errors import InvalidValue
+from remem.service.network import Fold
 
 
 class NoModel:
@@ -37,6 +38,10 @@ class NoModel:
         self._refuse()
 
     def fold(self, memory: bytes, segments: Sequence[Sequence[bytes]]) -> NoReturn:
+        """No memory is written."""
+        self._refuse()
+
+    def fold_many(self, folds: Sequence[Fold]) -> NoReturn:
         """No memory is written."""
         self._refuse()
 

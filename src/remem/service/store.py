@@ -69,6 +69,10 @@ class Store(Protocol):
         """
         ...
 
+    def update_many(self, plans: Sequence[tuple[StreamKey, Plan]]) -> None:
+        """Several streams, each as by `update`, in as few commits as possible; the plans must not refuse."""
+        ...
+
     def read(self, key: StreamKey, *, log: bool = False) -> Stored | None:
         """Row, memory and tail of one moment; with `log` all events that are kept."""
         ...

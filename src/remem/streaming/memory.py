@@ -16,7 +16,7 @@ from remem.errors import BadInput
 from remem.model.assembly import MemoryModel
 from remem.model.interface import State, detach_state
 from remem.streaming.state import StreamState, load_state, save_state
-from remem.streaming.steps import Answer, answer_question, write_segment
+from remem.streaming.steps import Answer, answer_question, write_segments
 
 
 class StreamMemory:
@@ -85,4 +85,4 @@ class StreamMemory:
         self.state = state
 
     def _written(self, memory: State, items: tuple[int, ...]) -> State:
-        return write_segment(self.model, self.codec, memory, items)
+        return write_segments(self.model, self.codec, memory, [items])

@@ -1,4 +1,4 @@
-"""The two things one does with a trained memory: write a segment into it, and ask it. Both are pure."""
+"""The two things one does with a trained memory: write segments into it, and ask it. Both are pure."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ class Answer(NamedTuple):
 
 
 @torch.no_grad()
-def write_segment(model: MemoryModel, codec: Codec, memory: State, items: Sequence[int]) -> State:
-    """The memory of one stream after a segment of at most N items; always padded to N, so that all take one path."""
-    ids = torch.zeros(1, codec.segment_len, dtype=torch.long)
-    ids[0, : len(items)] = torch.tensor(items)
-    mask = torch.arange(codec.segment_len)[None] < len(items)
+def write_segments(model: MemoryModel, codec: Codec, memory: State, segments: Sequence[Sequence[int]]) -> State:
+    """The memories of some streams after a segment of each, of at most N items; padded to N, so all take one path."""
+    ids = torch.zeros(len(segments), codec.segment_len, dtype=torch.long)
+    for row, items in enumerate(segments):
+        ids[row, : len(items)] = torch.tensor(items)
+    lengths = torch.tensor([len(items) for items in segments])
+    mask = torch.arange(codec.segment_len)[None] < lengths[:, None]
     return detach_state(model.write(memory, ids, mask))
 
 

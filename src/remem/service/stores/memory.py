@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from remem.service.errors import StaleEpoch
@@ -53,6 +53,11 @@ class MemoryStore:
                 return stream.row if stream else None
             self._backing.streams[key] = _applied(stream, change)
             return change.row
+
+    def update_many(self, plans: Sequence[tuple[StreamKey, Plan]]) -> None:
+        """One after the other."""
+        for key, plan in plans:
+            self.update(key, plan)
 
     def read(self, key: StreamKey, *, log: bool = False) -> Stored | None:
         """A copy of one moment."""

@@ -9,7 +9,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -80,6 +80,11 @@ class RedisStore:
             if self._written(key, row, change):
                 return change.row
             time.sleep(random.random() * 0.002)
+
+    def update_many(self, plans: Sequence[tuple[StreamKey, Plan]]) -> None:
+        """One after the other."""
+        for key, plan in plans:
+            self.update(key, plan)
 
     def read(self, key: StreamKey, *, log: bool = False) -> Stored | None:
         """Row, memory and events of one moment."""

@@ -10,7 +10,7 @@ import contextlib
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -67,15 +67,12 @@ class SqliteStore:
     def update(self, key: StreamKey, plan: Plan) -> Row | None:
         """Decide and write inside the writer's transaction."""
 
-        def job(connection: sqlite3.Connection) -> Row | None:
-            number, row = _find(connection, key)
-            change = plan(row)
-            if change is None:
-                return row
-            _apply(connection, number, change)
-            return change.row
+        return self._write(lambda connection: _updated(connection, key, plan))
 
-        return self._write(job)
+    def update_many(self, plans: Sequence[tuple[StreamKey, Plan]]) -> None:
+        """All in one transaction."""
+        if plans:
+            self._write(lambda connection: [_updated(connection, key, plan) for key, plan in plans])
 
     def read(self, key: StreamKey, *, log: bool = False) -> Stored | None:
         """Row, memory and events of one read transaction."""
@@ -89,7 +86,7 @@ class SqliteStore:
                 "SELECT event FROM events WHERE id = ? AND seq BETWEEN ? AND ? ORDER BY seq",
                 (number, first, row.next_seq - 1),
             ).fetchall()
-            return Stored(row, memory[0] if memory else b"", [event for (event,) in sealed])
+            return Stored(row, _bytes(memory), [_bytes(event) for event in sealed])
 
     def delete(self, key: StreamKey) -> Deleted:
         """Overwrite the stream's pages with zeros, and empty the log that still held them."""
@@ -163,7 +160,7 @@ class SqliteStore:
             number = _number(connection, key)
             found = connection.execute("SELECT archive FROM snapshots WHERE id = ? AND name = ?", (number, name))
             row = found.fetchone()
-            return row[0] if row else None
+            return _bytes(row) if row else None
 
     def num_bytes(self, key: StreamKey) -> int:
         """Bytes of all columns that hold content."""
@@ -247,9 +244,23 @@ def _number(connection: sqlite3.Connection, key: StreamKey) -> int:
     return found[0] if found else -1
 
 
+def _bytes(values: tuple[object] | None) -> bytes:
+    """A column of bytes; what damage has made of it has no checksum that fits."""
+    return values[0] if values and isinstance(values[0], bytes) else b""
+
+
 def _find(connection: sqlite3.Connection, key: StreamKey) -> tuple[int, Row | None]:
     values = connection.execute(f"{_SELECT} WHERE tenant = ? AND stream = ?", key).fetchone()
     return (values[0], row_of(dict(zip(ROW_FIELDS, values[1:], strict=True)))) if values else (-1, None)
+
+
+def _updated(connection: sqlite3.Connection, key: StreamKey, plan: Plan) -> Row | None:
+    number, row = _find(connection, key)
+    change = plan(row)
+    if change is None:
+        return row
+    _apply(connection, number, change)
+    return change.row
 
 
 def _apply(connection: sqlite3.Connection, number: int, change: Change) -> None:
