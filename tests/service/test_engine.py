@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -448,3 +448,37 @@ def test_every_code_has_a_status_and_every_error_a_code() -> None:
     assert all(400 <= code.status < 600 and code.title for code in CODES.values())
     assert len({kind.code for kind in kinds}) == len(kinds)
     assert StreamKey("a", "b") != StreamKey("b", "a")
+
+
+class Counting(HashChain):
+    """Counts its folds."""
+
+    folds = 0
+
+    def fold(self, memory: bytes, segments: Sequence[Sequence[bytes]]) -> bytes:
+        self.folds += 1
+        return super().fold(memory, segments)
+
+
+def test_the_same_tail_is_folded_once_for_many_questions() -> None:
+    chain = Counting()
+    with MemoryEngine.open(":memory:", chain) as engine:
+        engine.append("s", ["a", "b"], seq=0)
+        engine.settle()
+        assert {engine.query("s", "?").answer for _ in range(5)} == {folded(["a", "b"])}
+        assert chain.folds == 1
+        engine.append("s", ["c"], seq=2)
+        assert engine.query("s", "?").answer == folded(["a", "b", "c"])
+        engine.delete("s")
+        assert engine._peeks._kept == {}
+        engine.append("s", ["x", "y"], seq=0)
+        assert engine.query("s", "?").answer == folded(["x", "y"])
+
+
+def test_kept_peeks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remem.service.peek._MOST_BYTES", 500)
+    with MemoryEngine.open(":memory:", HashChain()) as engine:
+        for number in range(20):
+            engine.append(f"s{number}", ["a"])
+            assert engine.query(f"s{number}", "?").answer == folded(["a"])
+        assert 0 < sum(map(len, engine._peeks._kept.values())) == engine._peeks._bytes <= 500

@@ -1,4 +1,4 @@
-"""Restoring, rebuilding and verifying: what an operator does to whole streams."""
+"""Inspecting, restoring, rebuilding and verifying: what an operator does to whole streams."""
 
 from __future__ import annotations
 
@@ -11,8 +11,36 @@ from remem.service.ledger import Replacement
 from remem.service.limits import StreamKey
 from remem.service.network import Network
 from remem.service.records import Row, verified_events, verified_memory, with_digests
-from remem.service.results import Problem, Verified
+from remem.service.results import Inspected, Problem, State, Verified
 from remem.service.store import Store, Stored
+
+
+def inspected(store: Store, network: Network, key: StreamKey, stored: Stored) -> Inspected:
+    """All about a stream but its content."""
+    row = stored.row.verified(key)
+    ours = row.fingerprint == network.fingerprint
+    state: State = "compatible" if ours else "rebuild_needed" if network.fingerprint else "unknown"
+    return Inspected(
+        tenant=row.tenant,
+        stream=row.stream,
+        state="degraded" if row.error and state != "rebuild_needed" else state,
+        next_seq=row.next_seq,
+        consolidated_seq=row.consolidated_seq,
+        tail_events=row.tail_events,
+        memory_version=row.version,
+        generation=row.generation,
+        model=row.fingerprint,
+        numerics=row.numerics,
+        numerics_changes=row.numerics_changes,
+        retention=row.retention,
+        bytes=store.num_bytes(key),
+        created=row.created,
+        updated=row.updated,
+        error=row.error,
+        snapshots=store.snapshots(key),
+        memory=network.describe(verified_memory(row, stored.memory)) if ours else {},
+        purge_pending=store.purge_pending(),
+    )
 
 
 def restored(archive: bytes, row: Row) -> Replacement:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from remem.service import ledger
-from remem.service.admin import rebuilt, restored, verified
+from remem.service.admin import inspected, rebuilt, restored, verified
 from remem.service.archive import write_archive
 from remem.service.consolidate import Consolidator
 from remem.service.errors import (
@@ -31,10 +31,11 @@ from remem.service.errors import (
     UnknownSnapshot,
     UnknownStream,
 )
-from remem.service.events import FLUSH, cut_events
+from remem.service.events import FLUSH
 from remem.service.inputs import checked_event, checked_events, checked_question, checked_seq
 from remem.service.limits import Limits, StreamKey, checked_name, stream_key
 from remem.service.network import Network, NotFinite
+from remem.service.peek import Peeks
 from remem.service.records import Retention, Row, verified_events, verified_memory
 from remem.service.results import Answered, Appended, Inspected, Listed, Verified
 from remem.service.store import Change, Deleted, Durability, Plan, Store, Stored
@@ -61,7 +62,7 @@ class MemoryEngine:
         self.store, self.network, self.limits = store, network, limits or Limits()
         self.read_only, self._strict = read_only, strict_numerics
         self._birth = ledger.Birth(network.fingerprint, network.numerics, network.initial_memory(), retention)
-        self._moved = threading.Condition()
+        self._moved, self._peeks = threading.Condition(), Peeks(network)
         self._closed = False
         self._consolidator: Consolidator | None = None
         if not read_only and network.fingerprint:
@@ -220,10 +221,8 @@ class MemoryEngine:
         row, memory, payloads = self._opened(key, stored)
         as_of, stale = row.consolidated_seq, bool(row.error)
         if tail == "include" and payloads and not row.error:
-            cut = cut_events(payloads, self.network.segment_events)
             try:
-                memory = self.network.fold(memory, [*cut.segments, *([cut.rest] if cut.rest else [])])
-                as_of = row.next_seq
+                memory, as_of = self._peeks.memory(row, memory, payloads), row.next_seq
             except NotFinite:
                 stale = True
         return Answered(
@@ -239,29 +238,7 @@ class MemoryEngine:
         """Where a stream is, how it fares, what it takes; never what it holds."""
         key = stream_key(stream, tenant)
         stored = self._read(key)
-        row = stored.row.verified(key)
-        ours = row.fingerprint == self.network.fingerprint
-        return Inspected(
-            tenant=row.tenant,
-            stream=row.stream,
-            state=self._state_of(row),
-            next_seq=row.next_seq,
-            consolidated_seq=row.consolidated_seq,
-            tail_events=row.tail_events,
-            memory_version=row.version,
-            generation=row.generation,
-            model=row.fingerprint,
-            numerics=row.numerics,
-            numerics_changes=row.numerics_changes,
-            retention=row.retention,
-            bytes=self.store.num_bytes(key),
-            created=row.created,
-            updated=row.updated,
-            error=row.error,
-            snapshots=self.store.snapshots(key),
-            memory=self.network.describe(verified_memory(row, stored.memory)) if ours else {},
-            purge_pending=self.store.purge_pending(),
-        )
+        return inspected(self.store, self.network, key, stored)
 
     def list(
         self, *, prefix: str = "", cursor: str | None = None, limit: int = 100, tenant: str = DEFAULT_TENANT
@@ -279,7 +256,11 @@ class MemoryEngine:
 
     def delete(self, stream: str, *, tenant: str = DEFAULT_TENANT) -> Deleted:
         """Remove memory, events and snapshots from the store's files; also answers when there was nothing."""
-        deleted = self._writable().delete(stream_key(stream, tenant))
+        key = stream_key(stream, tenant)
+        stored = self._writable().read(key)
+        deleted = self._writable().delete(key)
+        if stored is not None:  # what is deleted is gone from this process as well
+            self._peeks.forget(stored.row.birth)
         self._tell()
         return deleted
 
@@ -343,13 +324,6 @@ class MemoryEngine:
         if self._consolidator is not None:
             self._consolidator.close()
         self.store.close()
-
-    def _state_of(self, row: Row) -> Literal["compatible", "rebuild_needed", "degraded", "unknown"]:
-        if not self.network.fingerprint:
-            return "degraded" if row.error else "unknown"
-        if row.fingerprint != self.network.fingerprint:
-            return "rebuild_needed"
-        return "degraded" if row.error else "compatible"
 
     def _swapped(self, key: StreamKey, plan: Plan) -> Appended:
         row = self._writable().update(key, plan)

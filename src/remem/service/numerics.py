@@ -1,8 +1,8 @@
 """Canonical numerics: one way to compute a memory, so that the same events always give the same bits.
 
-The last bits of a sum depend on how many threads add it up and on what else is in the batch. So a memory is computed by
-one thread, one stream at a time, every segment padded to N, in float32. Libraries and processors remain: they are named
-in the numerics id, together with the bits that a fixed stream gives here.
+The last bits of a sum depend on how many threads add it up and on how many rows the batch has. So a memory is computed
+by one thread, in batches of sizes that were tried and found alike, every segment padded to N, in float32. Libraries and
+processors remain: they are named in the numerics id, together with the bits that a fixed stream gives here.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def use_one_thread() -> None:
         torch.set_num_threads(1)
 
 
-def numerics_id(golden: bytes) -> str:
+def numerics_id(rows: tuple[int, int], golden: bytes) -> str:
     """All that decides the last bits here; `golden` is the memory that a fixed stream gives."""
     processor = torch.backends.cpu.get_cpu_capability().lower()
     found = hashlib.blake2b(golden, digest_size=6).hexdigest()
-    return f"torch-{torch.__version__}/cpu/{processor}/float32/thread-1/batch-1/{found}"
+    return f"torch-{torch.__version__}/cpu/{processor}/float32/threads-1/rows-{rows[0]}-{rows[1]}/{found}"
 
 
 def pack_state(state: State) -> bytes:

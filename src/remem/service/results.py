@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+State = Literal["compatible", "rebuild_needed", "degraded", "unknown"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Appended:
@@ -38,7 +40,7 @@ class Inspected:
 
     tenant: str
     stream: str
-    state: Literal["compatible", "rebuild_needed", "degraded", "unknown"]
+    state: State
     """Whether this engine's model wrote it, and whether it could; unknown where the engine has no model."""
     next_seq: int
     consolidated_seq: int

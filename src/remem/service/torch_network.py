@@ -1,7 +1,9 @@
 """What all networks with torch share: states as bytes, streams folded side by side, and the test that this is allowed.
 
-Several streams may be folded in one batch, but only where this machine gives each of them the bits it would get alone:
-the self-test tries every size of batch, and one row that differs is enough to fold streams one by one.
+A product with one row may take another path through the libraries than one with several, and give other last bits;
+batches of two rows and more are alike on the machines we know. So a stream is never folded alone: it shares its batch
+with others, or with a copy of itself. Every size of batch is tried before the first fold, and one row that differs is
+enough to fold all streams one by one.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from remem.model.interface import Memorizer, State, detach_state
 from remem.service.network import Fold, NotFinite
 from remem.service.numerics import is_finite, numerics_id, pack_state, require_same_bits, unpack_state, use_one_thread
 
-_MOST_ROWS = 16
+_LEAST_ROWS, _MOST_ROWS = 2, 16
 
 
 class TorchNetwork(ABC):
@@ -27,7 +29,7 @@ class TorchNetwork(ABC):
     def __init__(self, memorizer: Memorizer, fingerprint: str) -> None:
         use_one_thread()
         self._memorizer, self.fingerprint = memorizer, fingerprint
-        self.rows, self._tested = 1, False
+        self._tested = False
         with torch.no_grad():
             self._empty = detach_state(memorizer.initial_state(1))
 
@@ -46,14 +48,20 @@ class TorchNetwork(ABC):
     @cached_property
     def numerics(self) -> str:
         """Libraries, processor, and the bits of a fixed stream."""
-        return numerics_id(self.fold(self.initial_memory(), self._test_segments()))
+        return numerics_id(self.rows, self.fold(self.initial_memory(), self._test_segments()))
+
+    @cached_property
+    def rows(self) -> tuple[int, int]:
+        """The fewest and the most streams in one batch, such that a stream's bits depend on itself alone."""
+        use_one_thread()
+        return (_LEAST_ROWS, _MOST_ROWS) if self._rows_are_alike() else (1, 1)
 
     def initial_memory(self) -> bytes:
         """The memorizer's own."""
         return pack_state(self._empty)
 
     def fold(self, memory: bytes, segments: Sequence[Sequence[bytes]]) -> bytes:
-        """One stream alone."""
+        """One stream."""
         (result,) = self.fold_many([Fold(memory, segments)])
         if isinstance(result, NotFinite):
             raise result
@@ -62,14 +70,16 @@ class TorchNetwork(ABC):
     def fold_many(self, folds: Sequence[Fold]) -> list[bytes | NotFinite]:
         """Streams side by side, as many as may share a batch; on one thread, without a trace for gradients."""
         use_one_thread()
+        least, most = self.rows
         states = [unpack_state(fold.memory, self._empty) for fold in folds]
         pieces = [[piece for segment in fold.segments for piece in self._pieces(segment)] for fold in folds]
         with torch.no_grad():
             for turn in range(max(map(len, pieces), default=0)):
                 waiting = [number for number, each in enumerate(pieces) if turn < len(each)]
-                for group in cut(waiting, self.rows):
-                    written = self._side_by_side([states[n] for n in group], [pieces[n][turn] for n in group])
-                    for number, state in zip(group, written, strict=True):
+                for group in cut(waiting, most):
+                    padded = [*group, *[group[-1]] * (least - len(group))]
+                    written = self._side_by_side([states[n] for n in padded], [pieces[n][turn] for n in padded])
+                    for number, state in zip(group, written, strict=False):
                         states[number] = state
         return [
             pack_state(state) if is_finite(state) else NotFinite("The memory came out with NaN or infinity in it.")
@@ -84,24 +94,27 @@ class TorchNetwork(ABC):
         return {"slots": slots.shape[0], "dim": slots.shape[1], "slot_norms": norms}
 
     def self_test(self) -> None:
-        """A fixed stream in several ways; then, how many streams may be folded side by side. Once for a network."""
+        """A fixed stream in several ways; once for a network."""
         if not self._tested:
             require_same_bits(self.fold, self.initial_memory(), self._test_segments())
-            self.rows = _MOST_ROWS if self._rows_are_alike() else 1
             self._tested = True
 
     @torch.no_grad()
     def _rows_are_alike(self) -> bool:
-        """Whether a stream gets the same bits in every place of every size of batch as it gets alone."""
+        """Whether a stream gets the same bits in every size of batch, at either end of it, as beside itself alone."""
         pieces = [piece for segment in self._test_segments() for piece in self._pieces(segment)]
         states = [self._empty]
         for turn in range(_MOST_ROWS):
             states += self._side_by_side(states[-1:], [pieces[turn % len(pieces)]])
         last = [pieces[(3 * row + 1) % len(pieces)] for row in range(_MOST_ROWS)]
-        alone = [self._side_by_side([states[row]], [last[row]])[0] for row in range(_MOST_ROWS)]
-        for size in range(2, _MOST_ROWS + 1):
-            for written, wanted in zip(self._side_by_side(states[:size], last[:size]), alone, strict=False):
-                if any(not torch.equal(a, b) for a, b in zip(written, wanted, strict=True)):
+        pairs = zip(states[:_MOST_ROWS], last, strict=True)
+        wanted = [self._side_by_side([state] * _LEAST_ROWS, [piece] * _LEAST_ROWS)[0] for state, piece in pairs]
+        for size in range(_LEAST_ROWS, _MOST_ROWS + 1):
+            forward = self._side_by_side(states[:size], last[:size])
+            backward = self._side_by_side(states[:size][::-1], last[:size][::-1])[::-1]
+            for written in (forward, backward):
+                rows = zip(written, wanted, strict=False)
+                if not all(torch.equal(a, b) for row, want in rows for a, b in zip(row, want, strict=True)):
                     return False
         return True
 
