@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from remem.experiments.presets import PRESETS
     from remem.model.assembly import MemoryModel
     from remem.model.interface import Memorizer
+    from remem.service.engine import MemoryEngine
     from remem.settings.run import Run
     from remem.streaming.memory import StreamMemory
     from remem.training.run import Trainer
@@ -23,6 +24,7 @@ __all__ = [
     "BadInput",
     "Bundle",
     "Memorizer",
+    "MemoryEngine",
     "MemoryModel",
     "RememError",
     "Run",
@@ -42,6 +44,7 @@ _HOME = {
     "load_bundle": "remem.bundle",
     "save_bundle": "remem.bundle",
     "Memorizer": "remem.model.interface",
+    "MemoryEngine": "remem.service.engine",
     "Run": "remem.settings.run",
     "StreamMemory": "remem.streaming.memory",
     "Trainer": "remem.training.run",

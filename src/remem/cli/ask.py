@@ -17,7 +17,7 @@ from remem.errors import BadInput
 
 if TYPE_CHECKING:
     from remem.data.codec import Codec
-    from remem.streaming.memory import Answer
+    from remem.streaming.steps import Answer
 
 _NUMBERED = re.compile(r"([0-9]+)\s+(\S.*)")  # a line of bAbI's own files: 'ID text'
 _SENTENCE_END = re.compile(r"[.!?]")
@@ -55,18 +55,18 @@ def main(argv: list[str]) -> None:
         raise BadInput(f"--top is {options.top}; expected at least 1.")
     if not options.questions:
         raise BadInput("There is no question; give at least one after the model, such as 'Where is Mary?'.")
-    source, lines = _read_lines(options.story)
+    source, lines = read_lines(options.story)
     from remem.streaming.memory import StreamMemory
 
     memory = StreamMemory.open(options.model)
-    questions = [_question(question, memory.codec) for question in options.questions]
+    questions = [question_for(question, memory.codec) for question in options.questions]
     story = read_sentences(lines, source) if memory.codec.kind == "text" else read_numbers(lines, source)
-    _refuse_unknown_items(story, source, memory.codec)
+    refuse_unknown_items(story, source, memory.codec)
     memory.write_many(item for _, item in story.items)
     answers = [memory.query(question, top=options.top) for question in questions]
-    _tell_how_it_was_read(story, source)
+    tell_how_it_was_read(story, source)
     if options.format == "text":
-        print("\n\n".join(map(_as_text, options.questions, answers)))
+        print("\n\n".join(map(answer_as_text, options.questions, answers)))
         return
     asked = [
         {"question": question, "answer": said.answer, "top": said.top}
@@ -111,7 +111,7 @@ def read_numbers(lines: list[str], source: str) -> Story:
     return Story(items)
 
 
-def _read_lines(story: Path | None) -> tuple[str, list[str]]:
+def read_lines(story: Path | None) -> tuple[str, list[str]]:
     """The story's name in messages, and its lines."""
     from remem.data.babi_store import decode_lines
 
@@ -136,7 +136,7 @@ def _number(entry: str) -> int | str:
     return int(entry) if entry.isascii() and entry.isdigit() and len(entry) < 20 else entry
 
 
-def _question(text: str, codec: Codec) -> Any:
+def question_for(text: str, codec: Codec) -> Any:
     """The question as the codec takes it, refused here if it can't be asked."""
     from remem.data.babi_format import words_of
 
@@ -154,7 +154,7 @@ def _question(text: str, codec: Codec) -> Any:
     return text
 
 
-def _refuse_unknown_items(story: Story, source: str, codec: Codec) -> None:
+def refuse_unknown_items(story: Story, source: str, codec: Codec) -> None:
     """Name everything the model can't read, with its lines."""
     from remem.data.babi_format import words_of
 
@@ -204,14 +204,15 @@ def _quoted(entry: Any) -> str:
     return repr(entry if not isinstance(entry, str) or len(entry) <= 60 else entry[:57] + "...")
 
 
-def _as_text(question: str, said: Answer) -> str:
+def answer_as_text(question: str, said: Answer) -> str:
     """The question with its best answer, then the likeliest answers in two columns."""
     width = max(len(str(answer)) for answer, _ in said.top)
     rows = [f"  {answer!s:<{width}}  {probability:7.2%}" for answer, probability in said.top]
     return "\n".join([f"{' '.join(question.split())} -> {said.answer}", *rows])
 
 
-def _tell_how_it_was_read(story: Story, source: str) -> None:
+def tell_how_it_was_read(story: Story, source: str) -> None:
+    """What was passed over or joined, to the person at the terminal."""
     if story.skipped_questions:
         plural = "" if story.skipped_questions == 1 else "s"
         print(f"{source}: skipped {story.skipped_questions} question line{plural}.", file=sys.stderr)

@@ -1,0 +1,94 @@
+"""A saved model, with any `Memorizer`, behind the engine's interface: streams of sentences or of item numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from remem.bundle import Bundle, load_bundle
+from remem.data.codec import cut
+from remem.errors import BadInput
+from remem.model.assembly import MemoryModel
+from remem.model.interface import State
+from remem.service.events import pack_event, unpack_event
+from remem.service.numerics import unpack_state, use_one_thread
+from remem.service.records import FORMAT_VERSION
+from remem.service.torch_network import TorchNetwork
+from remem.settings.codec import to_json
+from remem.streaming.steps import Answer, answer_question, write_segments
+
+_TEST_SEGMENTS = 6
+
+
+class BundleNetwork(TorchNetwork):
+    """A memory model and its codec. Events are sentences, each one or more segments, or item numbers, N a segment."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        if not isinstance(bundle.model, MemoryModel):
+            raise BadInput(
+                f"The model is {bundle.run.method}, which reads the whole stream again for every question and keeps no "
+                "memory; open one of a memory-based method."
+            )
+        if any(parameter.is_inference() for parameter in bundle.model.parameters()):
+            raise BadInput(
+                "The model was built in torch.inference_mode(), which changes its last bits; load it outside."
+            )
+        self.model, self.codec = bundle.model.eval(), bundle.codec
+        whole = {"weights": bundle.fingerprint, "model": to_json(bundle.run.model), "format": FORMAT_VERSION,
+                 "codec": dataclasses.asdict(bundle.codec)}  # fmt: skip
+        fingerprint = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:24]
+        super().__init__(self.model.memory_method, fingerprint)
+
+    @classmethod
+    def open(cls, model: str | Path | Bundle) -> BundleNetwork:
+        """The model saved in a folder, or a bundle."""
+        return cls(model if isinstance(model, Bundle) else load_bundle(model))
+
+    @property
+    def segment_events(self) -> int:
+        """N items, or one sentence."""
+        return 1 if self.codec.segment_per_write else self.codec.segment_len
+
+    def checked_item(self, item: Any) -> Any:
+        """A sentence or an item number that the codec knows."""
+        self.codec.encode_item(item)
+        return item
+
+    def checked_question(self, question: Any) -> Any:
+        """A question in words or numbers that the codec knows."""
+        self.codec.encode_question(question)
+        return question
+
+    def answer(self, memory: bytes, question: Any, top: int) -> Answer:
+        """By the model's reasoner and head."""
+        use_one_thread()
+        with torch.no_grad():
+            slots = self._memorizer.memory(unpack_state(memory, self._empty))
+        return answer_question(self.model, self.codec, slots, question, top=top)
+
+    def _pieces(self, segment: Sequence[bytes]) -> list[Sequence[int]]:
+        items = [unpack_event(payload).item for payload in segment]
+        numbers = [number for item in items if item is not None for number in self.codec.encode_item(item)]
+        return list(cut(numbers, self.codec.segment_len))
+
+    def _written(self, state: State, pieces: Sequence[Sequence[int]]) -> State:
+        return write_segments(self.model, self.codec, state, pieces)
+
+    def _test_segments(self) -> list[list[bytes]]:
+        """Segments of several lengths, of items spread over the vocabulary."""
+        codec = self.codec
+        segments = []
+        for turn in range(_TEST_SEGMENTS):
+            length = 1 + (turn * 7 + codec.segment_len - 1) % codec.segment_len
+            numbers = [(31 * turn + 17 * place) % codec.num_items for place in range(length)]
+            if codec.kind == "text":
+                segments.append([pack_event(" ".join(codec.words[number] for number in numbers), False)])
+            else:
+                segments.append([pack_event(number, False) for number in numbers])
+        return segments
