@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remem.baselines.word_by_word import Scalars, WordByWord, mean_over
+from remem.model.recurrent import gru_step
 from remem.ops.memory_access.reference import LARGEST, unit
 from remem.ops.precision import at_least_float32
 
@@ -169,8 +170,8 @@ class MIMNCell(nn.Module):
 
     def step(self, state: MIMNState, inputs: Float[Tensor, "b g"]) -> MIMNState:
         """The equations above, in their order."""
-        for_controller, for_channel = inputs.split([3 * state.hidden.shape[1], inputs.shape[1] - 3 * state.hidden.shape[1]], dim=-1)
-        hidden = gated(for_controller + self.from_read(state.read), self.controller(state.hidden), state.hidden)
+        for_controller, for_channel = inputs.tensor_split([3 * state.hidden.shape[1]], dim=-1)
+        hidden = gru_step(for_controller + self.from_read(state.read), self.controller(state.hidden), state.hidden)
         order = self.orders(hidden, state.written)
         keys = torch.stack([order.read_key, order.write_key], dim=1)
         strengths = torch.cat([order.read_strength, order.write_strength], dim=1)
@@ -204,17 +205,8 @@ class MIMNCell(nn.Module):
         places = torch.arange(self.num_slots, device=reading.device)
         chosen = (places == reading.argmax(dim=-1, keepdim=True))[..., None]  # [b, k, 1]
         slot, channel = ((chosen * rows).sum(dim=1) for rows in (state.slots.detach(), state.channels))
-        new = gated(inputs + self.from_slot(slot), self.channel(channel), channel)
+        new = gru_step(inputs + self.from_slot(slot), self.channel(channel), channel)
         return torch.where(chosen, new[:, None], state.channels)
-
-
-def gated(
-    inputs: Float[Tensor, "b g"], recurrent: Float[Tensor, "b g"], state: Float[Tensor, "b h"]
-) -> Float[Tensor, "b h"]:
-    """A GRU whose products are given: r, z = sigma(i + h)     n = tanh(i_n + r h_n)     h' = (1 - z) n + z h."""
-    (reset_in, keep_in, new_in), (reset, keep, new) = inputs.chunk(3, dim=-1), recurrent.chunk(3, dim=-1)
-    kept = torch.sigmoid(keep_in + keep)
-    return (1 - kept) * torch.tanh(new_in + torch.sigmoid(reset_in + reset) * new) + kept * state
 
 
 class MIMN(WordByWord):
