@@ -11,6 +11,8 @@ from remem.baselines.compressive_transformer import CompressiveTransformer
 from remem.baselines.directly_reason import DirectlyReason, StreamReader
 from remem.baselines.dmsdnc import DMSDNC
 from remem.baselines.dnc import DNC
+from remem.baselines.hpmn import HPMN
+from remem.baselines.mimn import MIMN
 from remem.baselines.multi_hop_reason import MultiHopReason
 from remem.baselines.native import NativeWordModel
 from remem.baselines.native_stm import AssociativeReader, NativeSTM
@@ -34,6 +36,8 @@ from remem.settings.baselines import (
     DirectSettings,
     DMSDNCSettings,
     DNCSettings,
+    HPMNSettings,
+    MIMNSettings,
     NativeSTMSettings,
     NativeWordSettings,
     NUTMSettings,
@@ -131,6 +135,10 @@ def build_memorizer(settings: ModelSettings, codec: Codec) -> nn.Module:
             return STM(item_dim=item_dim, segment_len=codec.segment_len, **_fields(machine) | {"width": width})
         case CompressiveTransformerSettings():
             return CompressiveTransformer(item_dim=item_dim, segment_len=codec.segment_len, **_fields(machine))
+        case HPMNSettings():
+            return HPMN(item_dim=item_dim, **_fields(machine))
+        case MIMNSettings():
+            return MIMN(item_dim=item_dim, **_fields(machine))
         case DirectSettings():
             raise BadInput("A model that reads the whole stream has no memory of its own.")
         case NativeWordSettings() | NativeSTMSettings():

@@ -4,12 +4,13 @@ Tang and Wang, "Personalized Top-N Sequential Recommendation via Convolutional S
 
 Changed, for histories of 1,000 items where the original looks at the last five:
 
-1. Horizontal filters have the heights 2, 4, 8 and 16, not every height up to the image's; each is pooled over all windows
-   of the history before the question. A running maximum gives that for every question of a stream at once.
+1. Horizontal filters have the heights 2, 4, 8 and 16, not every height up to the image's; each is pooled over all
+   windows of the history before the question. A running maximum gives that for every question of a stream at once.
 2. Vertical filters weigh the last `window` items by their age, over the whole width of an item at a time. The weights
    start equal and small, so that a filter begins as a mean over the window.
-3. Instead of a product with every item of the shop, what was found, the target and their element-wise product go through
-   the layers that all models of a click share. There is no user embedding: those who are tested are not those trained on.
+3. Instead of a product with every item of the shop, what was found, the target and their element-wise product go
+   through the layers that all models of a click share. There is no user embedding: those who are tested are not those
+   trained on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Models of a click that read a user's whole history again for every target: what they share.
 
-A target is a question of one item. It sees what was read before it was asked, shares its embedding with the history, and
-is answered by one logit. What is special to a method is its `HistoryReader`; embedding and packing stand here, and the
-layers that make a logit of what was found.
+A target is a question of one item. It sees what was read before it was asked, shares its embedding with the history,
+and is answered by one logit. What is special to a method is its `HistoryReader`; embedding and packing stand here, and
+the layers that make a logit of what was found.
 
 The history is read once for all targets of a stream wherever the method allows it.
 """
@@ -92,7 +92,7 @@ class ClickModel(nn.Module):
 class ClickTower(nn.Module):
     """From what was found to a logit: two hidden layers of 200 and 80, as in all programs these methods come from.
 
-    The originals put a BatchNorm in front, which their programs use as a mere affine map; a linear layer has that already.
+    The originals put a BatchNorm in front, which their programs use as a mere affine map; a linear layer has that.
     """
 
     def __init__(self, *, input_dim: int, dropout: float, widths: tuple[int, int] = (200, 80)) -> None:

@@ -4,16 +4,16 @@ Zhou et al., "Deep Interest Evolution Network for Click-Through Rate Prediction"
 
 Changed:
 
-1. The negative behaviour of the auxiliary loss is an item of another stream of the batch, so that it is drawn as often as
-   it is clicked; the original draws from the log of all clicks.
-2. Besides the last state, the layers above see the mean of the history and its product with the target where the original
-   has the sum, which grows with the history.
-3. The attention's hidden layers are ReLU, as in the program behind the published number on XLong; that program leaves out
-   the auxiliary loss, which is here as the original has it, with a weight of 1.
+1. The negative behaviour of the auxiliary loss is an item of another stream of the batch, so that it is drawn as often
+   as it is clicked; the original draws from the log of all clicks.
+2. Besides the last state, the layers above see the mean of the history and its product with the target where the
+   original has the sum, which grows with the history.
+3. The attention's hidden layers are ReLU, as in the program behind the published number on XLong; that program leaves
+   out the auxiliary loss, which is here as the original has it, with a weight of 1.
 4. GRUs reset the product with the state and not the state itself, as fused ones do.
 
-The first layer of the attention sees [x; h; x - h; x * h]. It is split over its four inputs, so that nothing of that width
-is made for each pair of target and item.
+The first layer of the attention sees [x; h; x - h; x * h]. It is split over its four inputs, so that nothing of that
+width is made for each pair of target and item.
 
 Shape letters beside the usual ones: h width of an interest, a width of the attention's first layer.
 """
@@ -145,9 +145,7 @@ class DIEN(nn.Module):
         figures = {"attention_entropy": torch.special.entr(attention.detach()).sum(dim=-1).mean()}
         return Clicks(logits, self.auxiliary(interests, history) if self.training else {}, figures)
 
-    def evolve(
-        self, interests: Float[Tensor, "b l h"], attention: Float[Tensor, "b q l"]
-    ) -> Float[Tensor, "b q h"]:
+    def evolve(self, interests: Float[Tensor, "b l h"], attention: Float[Tensor, "b q l"]) -> Float[Tensor, "b q h"]:
         """The last state of each target's interest."""
         inputs = self.evolution.from_interest(interests)  # all at once, before anything waits for anything
         state = inputs.new_zeros(*attention.shape[:2], interests.shape[-1])

@@ -48,9 +48,8 @@ class GRU4Rec(nn.Module):
 
     def read(self, items: Float[Tensor, "*b d"], states: Float[Tensor, "*b h"]) -> Float[Tensor, "*b h"]:
         """One more step of the GRU."""
-        gru = self.gru
-        inputs = F.linear(items, gru.weight_ih_l0, gru.bias_ih_l0)
-        return gru_step(inputs, F.linear(states, gru.weight_hh_l0, gru.bias_hh_l0), states)
+        for_items, for_states, of_items, of_states = self.gru.all_weights[0]
+        return gru_step(F.linear(items, for_items, of_items), F.linear(states, for_states, of_states), states)
 
     def compile_parts(self, backend: str) -> None:
         """Nothing: a GRU over a whole history has kernels of its own."""

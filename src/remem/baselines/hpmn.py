@@ -7,8 +7,8 @@ Changed for the shared harness:
 1. The memory is built from the history alone. The authors' program reads the target as one more item before the memory
    is asked about it.
 2. Padding is not read; theirs runs through the GRUs, in front of the history.
-3. The reader is the reasoner that all methods share, with the memory in K slots: the state of each of the D layers is
-   K / D slots wide and cut into as many rows, and each row carries a learned mark of its place, so that a question can
+3. The reader is the reasoner that all methods share, with the memory in K slots: the state of each of the D layers is K
+   / D slots wide and cut into as many rows, and each row carries a learned mark of its place, so that a question can
    ask for what is slow. With D = 10 layers that double their interval, the slowest moves every 512 items.
 4. Nothing limits the length: the number of items read is kept modulo the slowest interval.
 5. The covariance loss is a mean over streams. The authors' is a sum over a batch of 500 with a weight of 5e-5, which is
@@ -42,7 +42,7 @@ class HPMNState(NamedTuple):
     """All that is kept of a stream."""
 
     layers: Float[Tensor, "b y h"]  # s_1 .. s_D
-    count: Int[Tensor, " b"]  # items read, modulo the interval of the slowest layer
+    clock: Int[Tensor, " b"]  # items read, modulo the interval of the slowest layer
 
 
 def covariance(layers: Float[Tensor, "b y h"]) -> Float[Tensor, ""]:
@@ -117,7 +117,7 @@ class HPMN(nn.Module):
         with torch.autocast(items.device.type, enabled=False):
             along = self.climb(state, at_least_float32(items), packed.read)  # [b, t+1, y, h]
         loss = covariance(along[:, -1])
-        last = HPMNState(along[:, -1], (state.count + packed.read[:, -1]) % self.interval(len(self.layers) - 1))
+        last = HPMNState(along[:, -1], (state.clock + packed.read[:, -1]) % self.interval(len(self.layers) - 1))
         return Trace(
             last,
             self.read_out(along),
@@ -133,9 +133,9 @@ class HPMN(nn.Module):
         self, state: HPMNState, items: Float[Tensor, "b l d"], read: Int[Tensor, "b t"]
     ) -> Float[Tensor, "b t y h"]:
         """Every layer's state at each of the moments `read`, which count the items read by then."""
-        inputs, at_moments, before = items, [], state.count
+        inputs, at_moments, before = items, [], state.clock
         for number, layer in enumerate(self.layers):
-            begun = state.count // self.interval(number)  # updates made before this stream
+            begun = state.clock // self.interval(number)  # updates made before this stream
             first = state.layers[:, number]
             if number:
                 # update u comes with the layer beneath at its own update (begun + u) period
@@ -146,7 +146,9 @@ class HPMN(nn.Module):
                 inputs = gather_rows(inputs, index.clamp(max=inputs.shape[1] - 1))
             states, _ = layer(inputs, first[None].contiguous())
             inputs, before = torch.cat([first[:, None], states], dim=1), begun  # [b, 1+u, h]
-            at_moments.append(gather_rows(inputs, (state.count[:, None] + read) // self.interval(number) - begun[:, None]))
+            at_moments.append(
+                gather_rows(inputs, (state.clock[:, None] + read) // self.interval(number) - begun[:, None])
+            )
         return torch.stack(at_moments, dim=2)
 
     def compile_parts(self, backend: str) -> None:

@@ -11,8 +11,8 @@ Changed for the shared harness:
 4. What was written to each slot is counted as a share of `horizon` items, and once more items were written the shares
    are scaled to sum to one, so that the count never ends; in shorter streams it is the count. Theirs divides a count of
    at most 400 items by 400 where the controller sees it; streams here have up to 1,000.
-5. The writes that are counted are those that are made: theirs shifts and sharpens the counted ones twice. As theirs, the
-   loss on the count reaches only the shift and the sharpness.
+5. The writes that are counted are those that are made: theirs shifts and sharpens the counted ones twice. As theirs,
+   the loss on the count reaches only the shift and the sharpness.
 6. The memory starts at zero, not at random numbers of size 1e-5: the slots are told apart by their keys.
 7. The utilisation loss has their weight, 1e-3 over a batch of 256, on a mean over streams.
 
@@ -44,7 +44,7 @@ class MIMNState(NamedTuple):
     """All that is kept of a stream."""
 
     slots: Float[Tensor, "b k w"]  # M
-    channels: Float[Tensor, "b k w"]  # S
+    channels: Float[Tensor, "b c w"]  # S; as many as slots, or none
     hidden: Float[Tensor, "b h"]  # of the controller
     read: Float[Tensor, "b w"]  # r
     written: Float[Tensor, "b k"]  # G, as a share of `horizon` items
@@ -198,7 +198,7 @@ class MIMNCell(nn.Module):
 
     def induce(
         self, state: MIMNState, reading: Float[Tensor, "b k"], inputs: Float[Tensor, "b x"]
-    ) -> Float[Tensor, "b k w"]:
+    ) -> Float[Tensor, "b c w"]:
         """The memory induction unit: the channel of the slot that was read most goes on with the item."""
         if not self.induction:
             return state.channels

@@ -9,8 +9,8 @@ Changed:
 2. The strength of the attention, a constant in the original, is learned; it starts at the inverse root of the width.
 3. What a user likes in general is one learned vector for all, since those who are tested are not those trained on; the
    share alpha of the memory is learned from the original's 0.2 on.
-4. User, target and their element-wise product, which holds the original's score, go through the layers that all models of
-   a click share.
+4. User, target and their element-wise product, which holds the original's score, go through the layers that all models
+   of a click share.
 """
 
 from __future__ import annotations

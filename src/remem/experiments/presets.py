@@ -11,6 +11,8 @@ from remem.settings.baselines import (
     DirectSettings,
     DMSDNCSettings,
     DNCSettings,
+    HPMNSettings,
+    MIMNSettings,
     NativeSTMSettings,
     NativeWordSettings,
     NUTMSettings,
@@ -127,6 +129,8 @@ def _rivals(paper: Run, model: ModelSettings) -> list[Run]:
         row("stm", STMSettings(), plain),
         row("stm-matched", STMSettings(width=None), plain),
         row("ct", CompressiveTransformerSettings(), plain),
+        row("hpmn", HPMNSettings(), plain),
+        row("mimn", MIMNSettings(), plain),
         # what the paper does not try: the others' memories, trained to rehearse
         row("dnc-rehearsal", DNCSettings(), model),
         row("nutm-rehearsal", NUTMSettings(), model),

@@ -48,7 +48,7 @@ def _take(values: Tensor, index: Tensor) -> Tensor:
 def gru_step(
     inputs: Float[Tensor, "*b g"], recurrent: Float[Tensor, "*b g"], state: Float[Tensor, "*b h"]
 ) -> Float[Tensor, "*b h"]:
-    """A GRU whose products W x and U h are given: r, z = sigma(x + h)    n = tanh(x_n + r h_n)    h' = (1-z) n + z h."""
+    """A GRU whose products W x and U h are given: r, z = sigma(x + h)   n = tanh(x_n + r h_n)   h' = (1-z) n + z h."""
     kept, new = gru_gates(inputs, recurrent)
     return new + kept * (state - new)
 

@@ -112,6 +112,40 @@ class CompressiveTransformerSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HPMNSettings:
+    """Hierarchical periodic memory: a tower of GRUs, each slower than the one beneath it."""
+
+    num_slots: int = 20
+    """Slots the reasoner sees (K): each layer's state is cut into K / D of them."""
+    num_layers: int = 10
+    """Layers (D); with a period of 2 the slowest of ten moves every 512 items."""
+    period: int = 2
+    """How many times slower a layer is than the one beneath it."""
+    covariance_weight: float = 0.025
+    """Weight of the loss that keeps layers from saying the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MIMNSettings:
+    """Multi-channel user interest memory: a neural Turing machine with a channel of interest beside each slot."""
+
+    num_slots: int = 20
+    """Memory slots, and channels (K; m in MIMN's own paper)."""
+    slot_dim: int | None = None
+    """Width of a slot and of a channel; None takes that of an item."""
+    controller_dim: int | None = None
+    """Width of the GRU controller; None takes that of an item."""
+    horizon: int = 1000
+    """Items of which a slot's share of the writes is counted; in longer streams older ones fade."""
+    induction: bool = True
+    """The memory induction unit: the channel of the slot that was read most goes on with the item."""
+    utilisation: bool = True
+    """Memory utilisation: writes are shifted and sharpened by what was written before, and balanced by a loss."""
+    utilisation_weight: float = 1e-3 / 256
+    """Weight of that loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DirectSettings:
     """No memory: the whole stream is read again for every question, so nothing is bounded (Appendix B)."""
 
@@ -147,6 +181,8 @@ BaselineSettings = (
     | DMSDNCSettings
     | STMSettings
     | CompressiveTransformerSettings
+    | HPMNSettings
+    | MIMNSettings
     | DirectSettings
     | NativeWordSettings
     | NativeSTMSettings
