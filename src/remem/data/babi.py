@@ -128,7 +128,8 @@ def _bucket(rows: list[_Row], ids: list[int], codec: TextCodec) -> Bucket:
                 evidence[i, j] = row.first_segment[question.evidence]
             mask[i, j] = True
     arrays = (tokens, token_mask, position, answer, mask, part, evidence)
-    return Bucket(order, segment_mask, QueryBatch(*map(torch.from_numpy, arrays)), torch.tensor(ids))
+    query = QueryBatch(*map(torch.from_numpy, arrays))  # type: ignore[arg-type]
+    return Bucket(order, segment_mask, query, torch.tensor(ids))
 
 
 def _pad(rows: list[list[int]], width: int = 0) -> tuple[Tensor, Tensor]:

@@ -51,6 +51,8 @@ class ReasonerSettings:
     """Ours: q <- LayerNorm(q + W_2 relu(W_1 [e; q])) in each hop instead of W^q [e; q], which is linear throughout."""
     tie_query_words: bool = False
     """Ours: questions share the items' embedding, where both are words of one vocabulary."""
+    match_candidates: bool = False
+    """Ours: the inner product of reason and candidate is added to a candidate's score."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from remem.bundle import Bundle, fingerprint_of, load_bundle
+from remem.data.batch import Candidates
 from remem.data.codec import Codec
 from remem.errors import BadInput
 from remem.model.assembly import MemoryModel
@@ -19,7 +20,7 @@ from remem.streaming.state import StreamState, load_state, save_state
 
 
 class Answer(NamedTuple):
-    """The likeliest answer with its probability, and the runners-up in order."""
+    """The likeliest answer with its probability, and the runners-up in order; True or False where a click was asked."""
 
     answer: Any
     probability: float
@@ -71,15 +72,38 @@ class StreamMemory:
         self.state = state
 
     @torch.no_grad()
-    def query(self, question: Any, *, top: int = 5) -> Answer:
-        """Answer from the memory alone."""
+    def query(self, question: Any, *, top: int = 5, candidates: Sequence[str] | None = None) -> Answer:
+        """Answer from the memory alone; a model that chooses among candidates must be given some."""
         tokens = torch.tensor([self.codec.encode_question(question)])
-        answered = self.model.answer(self.slots(), tokens, torch.ones_like(tokens, dtype=torch.bool))
-        best = answered.scores[0].softmax(dim=-1).topk(min(top, self.codec.num_answers))
+        given = self._candidates(candidates)
+        answered = self.model.answer(self.slots(), tokens, torch.ones_like(tokens, dtype=torch.bool), given)
+        scores = answered.scores[0]
+        if self.codec.kind == "clicks":  # one logit stands for no and yes
+            scores = torch.cat([torch.zeros_like(scores), scores])
+        best = scores.softmax(dim=-1).topk(min(top, len(scores)))
         ranked = [
-            (self.codec.decode_answer(i), p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            (self._decoded(i, candidates), p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
         return Answer(ranked[0][0], ranked[0][1], ranked, answered.read_weights[0].tolist())
+
+    def _candidates(self, texts: Sequence[str] | None) -> Candidates | None:
+        if self.codec.kind != "passage":
+            if texts is not None:
+                raise BadInput("This model has answers of its own; ask it without candidates.")
+            return None
+        if not texts:
+            raise BadInput("This model chooses among candidate answers; give some with candidates=[...].")
+        rows = [self.codec.encode_question(text) for text in texts]
+        lengths = torch.tensor([len(row) for row in rows])
+        tokens = torch.zeros(1, len(rows), int(lengths.max()), dtype=torch.long)
+        for i, row in enumerate(rows):
+            tokens[0, i, : len(row)] = torch.tensor(row)
+        return Candidates(tokens, (torch.arange(tokens.shape[2]) < lengths[:, None])[None])
+
+    def _decoded(self, index: int, candidates: Sequence[str] | None) -> Any:
+        if self.codec.kind == "passage":
+            return candidates[index] if candidates else None
+        return bool(index) if self.codec.kind == "clicks" else self.codec.decode_answer(index)
 
     @torch.no_grad()
     def slots(self) -> Tensor:
@@ -101,8 +125,9 @@ class StreamMemory:
         self.state = state
 
     @torch.no_grad()
-    def _written(self, memory: State, items: tuple[int, ...]) -> State:
-        ids = torch.zeros(1, self.codec.segment_len, dtype=torch.long)
-        ids[0, : len(items)] = torch.tensor(items)
+    def _written(self, memory: State, items: tuple[Any, ...]) -> State:
+        real = torch.tensor(items)  # numbers [n], or vectors [n, e]
+        ids = real.new_zeros(1, self.codec.segment_len, *real.shape[1:])
+        ids[0, : len(items)] = real
         mask = torch.arange(self.codec.segment_len)[None] < len(items)
         return detach_state(self.model.write(memory, ids, mask))
