@@ -8,16 +8,21 @@ from typing import Any
 
 from torch import nn
 
+from remem.baselines.caser import Caser
+from remem.baselines.click import ClickModel
 from remem.baselines.compressive_transformer import CompressiveTransformer
+from remem.baselines.dien import DIEN
 from remem.baselines.directly_reason import DirectlyReason, StreamReader
 from remem.baselines.dmsdnc import DMSDNC
 from remem.baselines.dnc import DNC
+from remem.baselines.gru4rec import GRU4Rec
 from remem.baselines.hpmn import HPMN
 from remem.baselines.mimn import MIMN
 from remem.baselines.multi_hop_reason import MultiHopReason
 from remem.baselines.native import NativeWordModel
 from remem.baselines.native_stm import AssociativeReader, NativeSTM
 from remem.baselines.nutm import NUTM
+from remem.baselines.rum import RUM
 from remem.baselines.stm import STM, TwoMemories, matched_width
 from remem.data.codec import AnswerKind, ClickCodec, Codec, FrameCodec, IdCodec, PassageCodec, TextCodec
 from remem.errors import BadInput
@@ -41,28 +46,35 @@ from remem.model.transformer import PositionCode
 from remem.model.writer import SlotWriter
 from remem.settings.baselines import (
     BaselineSettings,
+    CaserSettings,
+    ClickSettings,
     CompressiveTransformerSettings,
+    DIENSettings,
     DirectSettings,
     DMSDNCSettings,
     DNCSettings,
+    GRU4RecSettings,
     HPMNSettings,
     MIMNSettings,
     NativeSTMSettings,
     NativeWordSettings,
     NUTMSettings,
+    RUMSettings,
     STMSettings,
 )
 from remem.settings.model import EmbeddingSettings, MachineSettings, ModelSettings
 
 MOST_NAMED = 100_000  # with more items than this, a method that learns to name what it reads has nothing to name
 
-Model = MemoryModel | DirectlyReason | MultiHopReason | NativeWordModel | NativeSTM
+Model = MemoryModel | DirectlyReason | MultiHopReason | ClickModel | NativeWordModel | NativeSTM
 
 
 def build_model(settings: ModelSettings, codec: Codec) -> Model:
     """The model of any method for a task's codec."""
     if isinstance(settings.machine, DirectSettings):
         return build_direct(settings, codec)
+    if isinstance(settings.machine, ClickSettings):
+        return build_click(settings, codec)
     if isinstance(settings.machine, NativeWordSettings | NativeSTMSettings):
         return build_native(settings, codec)
     return build_memory_model(settings, codec)
@@ -84,10 +96,7 @@ def build_memory_model(settings: ModelSettings, codec: Codec) -> MemoryModel:
 
 def build_direct(settings: ModelSettings, codec: Codec) -> DirectlyReason | MultiHopReason:
     """A model that reads the whole stream; it has no memory, so there is nothing to rehearse from."""
-    if settings.rehearsal.enabled:
-        raise BadInput(
-            "A model that reads the whole stream has no memory to rehearse from; give rehearsal weights of 0."
-        )
+    _refuse_rehearsal(settings)
     if not isinstance(settings.machine, DirectSettings):
         raise BadInput(f"{type(settings.machine).__name__} is a memory, not a model that reads the whole stream.")
     embed = build_embedding(settings, codec)
@@ -103,6 +112,31 @@ def build_direct(settings: ModelSettings, codec: Codec) -> DirectlyReason | Mult
         )
     head = build_head(settings, codec, 2 * settings.model_dim, query_encoder)
     return DirectlyReason(embed=embed, reader=reader, query_encoder=query_encoder, head=head)
+
+
+def build_click(settings: ModelSettings, codec: Codec) -> ClickModel:
+    """A model of a click that reads the whole history; its targets are items."""
+    _refuse_rehearsal(settings)
+    machine, item_dim = settings.machine, settings.item_dim
+    if not isinstance(codec, ClickCodec):
+        raise BadInput(
+            f"{type(machine).__name__} is for clicks, where a question is an item; this task asks otherwise. "
+            "Take one of the methods that answer any question, such as multi-hop-reason."
+        )
+    readers: dict[type, type[nn.Module]] = {
+        GRU4RecSettings: GRU4Rec, CaserSettings: Caser, RUMSettings: RUM, DIENSettings: DIEN,
+    }  # fmt: skip
+    if not isinstance(machine, ClickSettings):
+        raise BadInput(f"{type(machine).__name__} is no model of clicks that reads the whole history.")
+    reader = readers[type(machine)](item_dim=item_dim, **_fields(machine))
+    return ClickModel(embed=_item_embedding(settings, codec.num_items), reader=reader)
+
+
+def _refuse_rehearsal(settings: ModelSettings) -> None:
+    if settings.rehearsal.enabled:
+        raise BadInput(
+            "A model that reads the whole stream has no memory to rehearse from; give rehearsal weights of 0."
+        )
 
 
 def build_native(settings: ModelSettings, codec: Codec) -> NativeWordModel | NativeSTM:
@@ -152,7 +186,7 @@ def build_memorizer(settings: ModelSettings, codec: Codec) -> nn.Module:
             return HPMN(item_dim=item_dim, **_fields(machine))
         case MIMNSettings():
             return MIMN(item_dim=item_dim, **_fields(machine))
-        case DirectSettings():
+        case DirectSettings() | GRU4RecSettings() | CaserSettings() | RUMSettings() | DIENSettings():
             raise BadInput("A model that reads the whole stream has no memory of its own.")
         case NativeWordSettings() | NativeSTMSettings():
             raise BadInput("A method in its native form answers by itself; it has no memory for another reader.")

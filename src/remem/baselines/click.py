@@ -69,7 +69,7 @@ class ClickModel(nn.Module):
     def history(self, stream: StreamBatch, query: QueryBatch) -> History:
         """Embedded items one after the other, and the targets."""
         packed = pack(stream.item_mask, stream.order, stream.segment_mask, stream.most_items)
-        items = self.embed(stream.items.flatten()[packed.rows])
+        items = self.embed(stream.items.flatten(0, 1)[packed.rows])
         seen = gather_rows(packed.read, query.position)
         return History(items, packed.real, self.embed(query.tokens[..., 0]), seen)
 

@@ -54,8 +54,8 @@ def gru_step(
 
 
 def gru_gates(
-    inputs: Float[Tensor, "*b g"], recurrent: Float[Tensor, "*b g"]
-) -> tuple[Float[Tensor, "*b h"], Float[Tensor, "*b h"]]:
-    """z and n."""
+    inputs: Float[Tensor, "... g"], recurrent: Float[Tensor, "... g"]
+) -> tuple[Float[Tensor, "... h"], Float[Tensor, "... h"]]:
+    """z and n; the products broadcast against each other."""
     (reset_in, keep_in, new_in), (reset, keep, new) = inputs.chunk(3, dim=-1), recurrent.chunk(3, dim=-1)
     return torch.sigmoid(keep_in + keep), torch.tanh(new_in + torch.sigmoid(reset_in + reset) * new)

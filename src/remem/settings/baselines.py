@@ -154,6 +154,62 @@ class DirectSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GRU4RecSettings:
+    """GRU4REC: a GRU reads the history, and its last state is compared with the target."""
+
+    hidden_dim: int | None = None
+    """Width of the GRU; None takes that of an item."""
+    appended: bool = False
+    """Read the target as one more item before it is compared, as the program behind the published number does."""
+    dropout: float = 0.2
+    """Dropout of the layers that make a logit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaserSettings:
+    """Caser: the history as an image, under horizontal and vertical convolutions."""
+
+    heights: tuple[int, ...] = (2, 4, 8, 16)
+    """Heights of the horizontal filters, in items."""
+    filters_per_height: int = 16
+    """Horizontal filters of each height (n_h)."""
+    vertical_filters: int = 4
+    """Vertical filters (n_v)."""
+    window: int = 1000
+    """Items under a vertical filter (L), the last ones before the question."""
+    image_dropout: float = 0.5
+    """Dropout on what the filters found."""
+    dropout: float = 0.2
+    """Dropout of the layers that make a logit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RUMSettings:
+    """Recommender with user memory, item level: the history is a memory that the target reads by attention."""
+
+    memory_items: int | None = None
+    """Items the memory holds, the last ones (K); None holds all of them."""
+    dropout: float = 0.2
+    """Dropout of the layers that make a logit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DIENSettings:
+    """Deep interest evolution: interests by a GRU, and a second one that the target's attention opens."""
+
+    hidden_dim: int | None = None
+    """Width of both GRUs; None takes that of an item."""
+    auxiliary_weight: float = 1.0
+    """Weight of the loss on the next behaviour (alpha)."""
+    dropout: float = 0.2
+    """Dropout of the layers that make a logit."""
+
+
+ClickSettings = GRU4RecSettings | CaserSettings | RUMSettings | DIENSettings
+"""Models of a click that read the whole history again for every target."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class NativeWordSettings:
     """A memory that reads word by word, as its authors ran it: it reads the questions, too, and answers by itself."""
 
@@ -184,6 +240,10 @@ BaselineSettings = (
     | HPMNSettings
     | MIMNSettings
     | DirectSettings
+    | GRU4RecSettings
+    | CaserSettings
+    | RUMSettings
+    | DIENSettings
     | NativeWordSettings
     | NativeSTMSettings
 )
