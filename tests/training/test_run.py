@@ -40,6 +40,8 @@ def test_a_run_leaves_its_configuration_model_sampler_and_record(tiny_model: Pat
     assert set(record["data"]["fingerprint"]) == {"train", "valid", "test"}
     assert record["cost"]["steps"] == 12
     assert record["cost"]["peak_memory_mb"] > 0
+    assert record["cost"]["query"]["reads"] == 4 * 32
+    assert record["cost"]["query"]["flops"] > 0
     assert (tiny_model / "sampler.safetensors").exists()
     assert any((tiny_model / "tensorboard" / "model").iterdir())
 

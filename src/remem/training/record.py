@@ -20,6 +20,7 @@ from remem.settings.codec import to_json
 from remem.settings.run import Run
 from remem.tasks.base import Tally, Task
 from remem.training.checkpoint import Progress
+from remem.training.query_cost import query_cost
 
 FORMAT = 1
 
@@ -71,6 +72,7 @@ def make_record(
             "train_seconds": round(progress.seconds, 1),
             "wall_seconds": round(wall_seconds, 1),
             "peak_memory_mb": peak_memory_mb(device),
+            "query": query_cost(model, splits["test"], precision=run.train.precision)._asdict(),
         },
         "config": to_json(run),
     }
