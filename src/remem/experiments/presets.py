@@ -7,15 +7,19 @@ from dataclasses import replace
 from remem.errors import BadInput
 from remem.settings.baselines import (
     BaselineSettings,
+    CaserSettings,
     CompressiveTransformerSettings,
+    DIENSettings,
     DirectSettings,
     DMSDNCSettings,
     DNCSettings,
+    GRU4RecSettings,
     HPMNSettings,
     MIMNSettings,
     NativeSTMSettings,
     NativeWordSettings,
     NUTMSettings,
+    RUMSettings,
     STMSettings,
 )
 from remem.settings.model import (
@@ -183,6 +187,19 @@ def _rivals(paper: Run, model: ModelSettings) -> list[Run]:
         row("dmsdnc-rehearsal", DMSDNCSettings(), model),
         row("stm-rehearsal", STMSettings(), model),
         row("ct-rehearsal", CompressiveTransformerSettings(), model),
+        row("hpmn-rehearsal", HPMNSettings(), model),
+        row("mimn-rehearsal", MIMNSettings(), model),
+    ]
+
+
+def _click_rivals(paper: Run, model: ModelSettings) -> list[Run]:
+    """The models of clicks that read the whole history for every target, with the embedding and schedule of `rm`."""
+    plain = without_rehearsal(model)
+    machines: dict[str, BaselineSettings] = {
+        "gru4rec": GRU4RecSettings(), "caser": CaserSettings(), "rum": RUMSettings(), "dien": DIENSettings(),
+    }  # fmt: skip
+    return [
+        replace(paper, method=method, model=replace(plain, machine=machine)) for method, machine in machines.items()
     ]
 
 
@@ -234,6 +251,7 @@ PRESETS: dict[str, Run] = {
         *_family(_NARRATIVEQA, RM_PASSAGE), *_rivals(_NARRATIVEQA, RM_PASSAGE),
         *_family(_ACTIVITYNETQA, RM_VIDEO), *_rivals(_ACTIVITYNETQA, RM_VIDEO),
         *(run for clicks in _CLICKS for run in (*_family(clicks, RM_CLICKS), *_rivals(clicks, RM_CLICKS))),
+        *(run for clicks in _CLICKS for run in _click_rivals(clicks, RM_CLICKS)),
     )
 }  # fmt: skip
 
