@@ -16,7 +16,7 @@ from remem.experiments.tables import format_table, make_table
 from remem.settings.model import ModelSettings
 from remem.training.run import Trainer
 
-READS_EVERYTHING = ("gru4rec", "caser", "rum", "dien")
+READS_EVERYTHING = ("gru4rec", "caser", "rum", "rum-queue", "dien")
 MEMORIES = ("hpmn", "mimn", "hpmn-rehearsal", "mimn-rehearsal")
 
 

@@ -197,6 +197,7 @@ def _click_rivals(paper: Run, model: ModelSettings) -> list[Run]:
     plain = without_rehearsal(model)
     machines: dict[str, BaselineSettings] = {
         "gru4rec": GRU4RecSettings(), "caser": CaserSettings(), "rum": RUMSettings(), "dien": DIENSettings(),
+        "rum-queue": RUMSettings(memory_items=20),  # as published: the last few items alone
     }  # fmt: skip
     return [
         replace(paper, method=method, model=replace(plain, machine=machine)) for method, machine in machines.items()
