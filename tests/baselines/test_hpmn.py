@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -13,7 +14,8 @@ from remem.baselines.hpmn import HPMN, HPMNState, covariance
 from remem.checks.memorizer import check_memorizer
 from remem.data.batch import Segment
 from remem.errors import BadInput
-from remem.model.interface import EmbeddedStream, Memorizer
+from remem.model.interface import EmbeddedStream, Memorizer, detach_state
+from remem.streaming.state import StreamState, load_state, save_state
 
 DIM = 6
 
@@ -150,6 +152,17 @@ def test_a_segment_with_gaps_is_read_as_its_real_items() -> None:
         first = method.write(method.initial_state(1), Segment(items[:1, [0, 2]], torch.ones(1, 2, dtype=torch.bool)))
     assert_close(gaps.layers[:1], first.layers)
     assert gaps.clock.tolist() == [2, 0]  # four items are a whole round of the slowest layer
+
+
+def test_a_state_survives_its_file_with_its_clock(tmp_path: Path) -> None:
+    method, items = make(4), torch.randn(1, 13, DIM)
+    state = detach_state(cast(HPMNState, method.write_stream(method.initial_state(1), stream_of(items[:, :7])).state))
+    save_state(tmp_path / "state", StreamState(state, (), items=7, segments=7, fingerprint="f"))
+    loaded = cast(HPMNState, load_state(tmp_path / "state", method.initial_state(1), "f").memory)
+    assert loaded.clock.tolist() == [7]
+    after = method.write_stream(loaded, stream_of(items[:, 7:])).state
+    whole = method.write_stream(method.initial_state(1), stream_of(items)).state
+    assert_close(method.memory(cast(HPMNState, after)), method.memory(cast(HPMNState, whole)))
 
 
 def test_it_holds_to_the_contract_and_a_thousand_items_are_read_at_once() -> None:
