@@ -349,7 +349,7 @@ def test_the_next_behaviour_is_told_from_another_by_a_logistic_loss() -> None:
         right, wrong = (
             torch.sigmoid(loss_of.layers(torch.cat([interests[b, t], items[b, t]]))) for items in (following, others)
         )
-        total -= math.log(float(right)) + math.log(1 - float(wrong))
+        total -= math.log(right.item()) + math.log(1 - wrong.item())
     assert_close(loss_of(interests, following, others, counted), total / 3)
     assert loss_of(interests, following, others, torch.zeros_like(counted)) == 0
 
