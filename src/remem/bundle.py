@@ -136,5 +136,7 @@ def load_sampler(folder: Path, codec: Codec) -> HistorySampler:
     if codec_from_json(info["codec"]) != codec:
         raise BadInput(f"The history sampler in {folder} was trained on other items or answers than this task has.")
     sampler = build_sampler(from_json(Run, info["run"]).model, codec)
-    load_weights(sampler, tensors)
+    # a sampler saved before there were other heads than classes names its head's weights without the layer
+    older = {"head.weight": "head.classify.weight", "head.bias": "head.classify.bias"}
+    load_weights(sampler, {older.get(name, name): tensor for name, tensor in tensors.items()})
     return sampler.eval().requires_grad_(False)

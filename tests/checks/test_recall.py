@@ -15,6 +15,8 @@ import torch
 from remem.baselines.compressive_transformer import CompressiveTransformer
 from remem.baselines.dmsdnc import DMSDNC
 from remem.baselines.dnc import DNC
+from remem.baselines.hpmn import HPMN
+from remem.baselines.mimn import MIMN
 from remem.baselines.nutm import NUTM
 from remem.baselines.stm import STM
 from remem.build import build_machine
@@ -40,6 +42,8 @@ MEMORIES: dict[str, Callable[[], Any]] = {
     "dmsdnc": lambda: DMSDNC(item_dim=DIM, num_slots=8, num_reads=2, num_items=4),
     "stm": lambda: STM(item_dim=DIM, num_slots=4, segment_len=5, width=16, num_queries=4, bounded_after=1),
     "ct": lambda: CompressiveTransformer(item_dim=DIM, num_slots=10, segment_len=5, dropout=0.0),
+    "hpmn": lambda: HPMN(item_dim=DIM, num_slots=10, num_layers=5),
+    "mimn": lambda: MIMN(item_dim=DIM, num_slots=8),
     "own": EXAMPLE["make"],
 }
 

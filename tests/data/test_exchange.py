@@ -9,8 +9,9 @@ import torch
 
 from remem.data.babi import TaskStories, as_split, build_codec
 from remem.data.babi_format import Question, Story, words_of
+from remem.data.batch import UNSEEN_ANSWER
 from remem.data.codec import TextCodec
-from remem.data.dataset import UNSEEN_ANSWER, Split
+from remem.data.dataset import Split
 from remem.data.exchange import exchangeable, make_exchange
 
 NAMES, PLACES = ("ann", "bob", "cid"), ("attic", "barn", "cellar")

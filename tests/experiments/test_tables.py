@@ -48,6 +48,18 @@ def test_rows_keep_the_papers_order_and_ours_follow() -> None:
     assert "| dnc | – | – | – | 16.70 | 0 | – | – |" in text
 
 
+def test_what_a_question_costs_has_columns_once_a_record_tells_it() -> None:
+    told = {"train_seconds": 3.0, "query": {"flops": 1_250_000, "milliseconds": 0.5, "reads": 2560}}
+    slower = told | {"query": told["query"] | {"milliseconds": 1.5}}  # type: ignore[operator]
+    table = make_table("babi", [record("rm", 0, 1.0, cost=told), record("rm", 1, 1.0, cost=slower)])
+    row = next(r for r in table["rows"] if r["method"] == "rm")
+    assert (row["query_flops"], row["query_reads"], row["query_ms"]) == (1_250_000, 2560, 1.0)
+    text = format_table(table, "md")
+    assert "| 1,000 | 2,560 | 3 | 2,560 | 1.25 | 1.00 |" in text
+    assert "| dnc | – | – | – | 16.70 | 0 | – | – | – | – | – | – |" in text
+    assert "MFLOP" not in format_table(make_table("babi", [record("rm", 0, 1.0)]), "md")
+
+
 def test_a_published_record_is_found_again_and_replaced_by_the_same_run(tmp_path: Path) -> None:
     publish(record("rm[a b/c]", 0, 1.0), tmp_path)
     path = publish(record("rm[a b/c]", 0, 1.0), tmp_path)

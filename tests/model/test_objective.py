@@ -10,7 +10,7 @@ from builders import CODEC, PAPER, RM, assert_close, batch_of, make_model, quest
 from torch import Tensor
 
 from remem.build import build_sampler
-from remem.data.batch import Batch, QueryBatch
+from remem.data.batch import Batch
 from remem.errors import BadInput
 from remem.model.sampler import RandomSampler
 from remem.settings.model import ModelSettings, RehearsalSettings, without_rehearsal
@@ -229,7 +229,7 @@ def test_the_sampler_is_trained_by_its_own_answers() -> None:
 def test_padded_questions_do_not_change_the_read_entropy() -> None:
     settings = without_rehearsal(RM)
     model, stream, query = make_model(settings), random_stream(2, 3), questions_at([[3, -1, -1], [1, -1, -1]])
-    first = QueryBatch(*(value[:, :1] for value in query))
+    first = query.each(lambda value: value[:, :1])
     logs = [MemoryObjective(model, settings.rehearsal, None)(batch_of(stream, q))[1] for q in (query, first)]
     assert_close(logs[0]["read_entropy"], logs[1]["read_entropy"])
 

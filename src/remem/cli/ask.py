@@ -59,6 +59,11 @@ def main(argv: list[str]) -> None:
     from remem.streaming.memory import StreamMemory
 
     memory = StreamMemory.open(options.model)
+    if memory.codec.kind not in ("text", "ids", "clicks"):
+        raise BadInput(
+            f"{options.model} answers by candidates or reads vectors, which a command line can't give; "
+            "use `StreamMemory` from Python."
+        )
     questions = [question_for(question, memory.codec) for question in options.questions]
     story = read_sentences(lines, source) if memory.codec.kind == "text" else read_numbers(lines, source)
     refuse_unknown_items(story, source, memory.codec)
@@ -144,7 +149,7 @@ def question_for(text: str, codec: Codec) -> Any:
         text.encode()
     except UnicodeEncodeError:
         raise BadInput(f"The question {_quoted(text)} is not UTF-8 text.") from None
-    if codec.kind == "ids":
+    if codec.kind != "text":
         codec.encode_question(number := _number(text.strip()))
         return number
     if unknown := _unknown(((0, word) for word in words_of(text)), codec.word_index):
@@ -162,7 +167,7 @@ def refuse_unknown_items(story: Story, source: str, codec: Codec) -> None:
         words = ((number, word) for number, sentence in story.items for word in words_of(sentence))
         if unknown := _unknown(words, codec.word_index):
             raise BadInput(f"{source} holds {_words(unknown)}: {_with_lines(unknown)}. {_advice(codec)}")
-    elif unknown := _unknown(story.items, range(codec.num_items)):
+    elif codec.num_items is not None and (unknown := _unknown(story.items, range(codec.num_items))):
         raise BadInput(
             f"{source} holds what is no item of this model: {_with_lines(unknown)}. "
             f"Expected integers from 0 to {codec.num_items - 1}, separated by spaces or commas."

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from remem.data.batch import Batch, QueryBatch, StreamBatch, to_device
 from remem.data.random import StableRandom
+from remem.data.windows import Windows
 from remem.errors import BadInput
 
 
@@ -38,9 +39,6 @@ class Table(NamedTuple):
     width: int
 
 
-UNSEEN_ANSWER = -1
-
-
 class Exchange(NamedTuple):
     """Ways in which words may change places, for each part of a task: the stand-in of every word and every answer."""
 
@@ -61,10 +59,13 @@ class Exchange(NamedTuple):
 
 @dataclass(frozen=True)
 class Split:
-    """Streams of one split. `items` is the table of distinct segments that every bucket's `order` points into."""
+    """Streams of one split. `items` is the table of distinct segments that every bucket's `order` points into.
 
-    items: Int[Tensor, "s n"]
-    item_mask: Bool[Tensor, "s n"]
+    It is a tensor with its mask, or `Windows` of a longer row, which need no mask beside them.
+    """
+
+    items: Int[Tensor, "s n"] | Windows
+    item_mask: Bool[Tensor, "s n"] | None
     buckets: tuple[Bucket, ...]
     repeats: bool
     """Whether streams share segments; where they don't, a batch need not look for the distinct ones."""
@@ -80,9 +81,17 @@ class Split:
         return sum(int(b.query.mask.sum()) for b in self.buckets)
 
     @cached_property
+    def lengths(self) -> Int[Tensor, " s"]:
+        """Real items of each segment."""
+        if isinstance(self.items, Windows):
+            return self.items.length
+        assert self.item_mask is not None
+        return self.item_mask.sum(dim=1)
+
+    @cached_property
     def most_items(self) -> tuple[int, ...]:
         """Real items of the longest stream of each bucket; asked of the device once, not in every batch."""
-        lengths = self.item_mask.sum(dim=1)
+        lengths = self.lengths
         return tuple(int((lengths[b.order] * b.segment_mask).sum(dim=1).max()) for b in self.buckets)
 
     def to(self, device: torch.device) -> Split:
@@ -92,12 +101,13 @@ class Split:
             for b in self.buckets
         )
         exchange = self.exchange and to_device(self.exchange, device)
-        return Split(self.items.to(device), self.item_mask.to(device), buckets, self.repeats, exchange)
+        item_mask = None if self.item_mask is None else self.item_mask.to(device)
+        return Split(self.items.to(device), item_mask, buckets, self.repeats, exchange)
 
     @cached_property
     def tables(self) -> tuple[Table, ...]:
         """What each bucket needs of the table: long stories are made of few and short sentences."""
-        lengths = self.item_mask.sum(dim=1)
+        lengths = self.lengths
         if not self.repeats:
             width = int(lengths.max())
             return tuple(Table(None, b.order, width) for b in self.buckets)
@@ -126,24 +136,35 @@ class Split:
             used, compact = order.flatten(), torch.arange(order.numel(), device=order.device).view_as(order)
             in_turn = True
         stream = StreamBatch(
-            self.items[used, : table.width].long(), self.item_mask[used, : table.width],
-            compact, segment_mask, in_turn, self.most_items[bucket],
-        )  # fmt: skip
-        query = QueryBatch(*(v[rows] for v in source.query))
-        batch = Batch(stream, query, source.ids[rows])
+            *self._segments(used, table.width), compact, segment_mask, in_turn, self.most_items[bucket]
+        )
+        batch = Batch(stream, source.query.rows(rows), source.ids[rows])
         return batch if self.exchange is None else self.exchange(batch)
+
+    def _segments(self, used: Int[Tensor, " s"], width: int) -> tuple[Tensor, Tensor]:
+        if isinstance(self.items, Windows):
+            return self.items.take(used, width)
+        assert self.item_mask is not None
+        return self.items[used, :width].long(), self.item_mask[used, :width]
 
     def fingerprint(self) -> str:
         """SHA-256 of all that a model can see: equal on every machine, different if one item differs."""
-        tensors = [self.items, self.item_mask]
-        for bucket in self.buckets:
-            tensors += [bucket.order, bucket.segment_mask, *bucket.query]
         digest = hashlib.sha256()
-        for tensor in tensors:
+        for tensor in self._tensors():
             array = tensor.cpu().contiguous().numpy()
             digest.update(f"{array.dtype.str.lstrip('<|')} {array.shape};".encode())
             digest.update(array.tobytes())
         return digest.hexdigest()[:16]
+
+    def _tensors(self) -> Iterator[Tensor]:
+        if isinstance(self.items, Windows):
+            yield from self.items.tensors()
+        else:
+            assert self.item_mask is not None
+            yield from (self.items, self.item_mask)
+        for bucket in self.buckets:
+            *each_question, candidates = bucket.query
+            yield from (bucket.order, bucket.segment_mask, *each_question, *(candidates or ()))
 
 
 def _distinct(order: Int[Tensor, "b t"], real: Bool[Tensor, "b t"]) -> tuple[Int[Tensor, " s"], Int[Tensor, "b t"]]:

@@ -15,8 +15,9 @@ from itertools import combinations
 import torch
 
 from remem.data.babi_format import Story
+from remem.data.batch import UNSEEN_ANSWER
 from remem.data.codec import TextCodec
-from remem.data.dataset import UNSEEN_ANSWER, Exchange
+from remem.data.dataset import Exchange
 from remem.data.random import StableRandom
 
 Cell = tuple[object, str, str]  # what is looked at, and two words or answers in it

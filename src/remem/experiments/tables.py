@@ -42,12 +42,17 @@ def _row(task: str, method: str, records: list[Record]) -> dict[str, Any]:
     sizes = [(r["model"]["params"], r["model"]["state_floats"]) for r in records]
     params, floats = sizes[0] if sizes else (None, None)
     seconds = spread([r["cost"]["train_seconds"] for r in records if "cost" in r])["mean"]
+    queries = [r["cost"]["query"] for r in records if "query" in r.get("cost", {})]
     return {
         "method": method,
         "metrics": metrics,
         "params": params,
         "state_floats": floats,
         "train_seconds": None if seconds is None else round(seconds),
+        # what one question takes: the same for all seeds, but for the time
+        "query_flops": queries[0]["flops"] if queries else None,
+        "query_reads": queries[0]["reads"] if queries else None,
+        "query_ms": spread([query["milliseconds"] for query in queries])["mean"],
     }
 
 
@@ -107,7 +112,11 @@ def format_table(table: Table, style: str) -> str:
     for metric in metrics:
         header += [f"{metric} mean", "std", "best", "paper"]
     header += ["seeds", "parameters", "floats/stream", "training s"]
-    return format_lines(header, [_cells(row, metrics) for row in table["rows"]], style)
+    rows = [_cells(row, metrics) for row in table["rows"]]
+    if any(row["query_flops"] is not None for row in table["rows"]):
+        header += ["query reads", "query MFLOP", "query ms"]
+        rows = [cells + _query_cells(row) for cells, row in zip(rows, table["rows"], strict=True)]
+    return format_lines(header, rows, style)
 
 
 def format_columns(corner: str, seeds: dict[str, int], rows: list[tuple[str, Cells]], style: str) -> str:
@@ -148,6 +157,12 @@ def _cells(row: dict[str, Any], metrics: tuple[str, ...]) -> list[str]:
     seeds = max(row["metrics"][metric]["n"] for metric in metrics)
     figures = (row["params"], row["state_floats"], row["train_seconds"])
     return [*cells, str(seeds), *(f"{v:,}" if v else "–" for v in figures)]
+
+
+def _query_cells(row: dict[str, Any]) -> list[str]:
+    if row["query_flops"] is None:
+        return ["–"] * 3
+    return [f"{row['query_reads']:,}", _number(row["query_flops"] / 1e6), _number(row["query_ms"])]
 
 
 def _number(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Items and questions to vectors: fact and word embeddings, the query encoders of Appendix A."""
+"""Items and questions to vectors: embeddings, projected features, the query encoders of Appendix A."""
 
 from __future__ import annotations
 
@@ -16,12 +16,34 @@ class ItemEmbedding(nn.Module):
         self.table = nn.Embedding(num_items, item_dim)
         nn.init.normal_(self.table.weight, std=std)
 
+    @property
+    def num_items(self) -> int:
+        """Size of the vocabulary."""
+        return self.table.num_embeddings
+
     def forward(self, items: Int[Tensor, "*s"]) -> Float[Tensor, "*s d"]:
         return self.table(items)
 
 
+class VectorEmbedding(nn.Module):
+    """The feature x of an item that is a vector to begin with, such as a frame: LayerNorm(W v + b).
+
+    Normed, so that features of any scale come to that of an embedding of standard deviation one.
+    """
+
+    num_items = None  # there is no vocabulary
+
+    def __init__(self, *, width: int, item_dim: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(width, item_dim)
+        self.norm = nn.LayerNorm(item_dim)
+
+    def forward(self, items: Float[Tensor, "*s e"]) -> Float[Tensor, "*s d"]:
+        return self.norm(self.project(items))
+
+
 class IdQueryEncoder(nn.Module):
-    """q by an embedding layer: the query is one number (synthetic task, recommendation)."""
+    """q by an embedding layer of its own: the query is one number (synthetic task)."""
 
     def __init__(self, *, num_queries: int, model_dim: int) -> None:
         super().__init__()
@@ -29,6 +51,18 @@ class IdQueryEncoder(nn.Module):
 
     def forward(self, tokens: Int[Tensor, "b w"], mask: Bool[Tensor, "b w"]) -> Float[Tensor, "b m"]:
         return self.table(tokens[:, 0])
+
+
+class TargetQueryEncoder(nn.Module):
+    """q = W x of the target item, whose embedding is that of the stream's items (recommendation)."""
+
+    def __init__(self, *, items: nn.Embedding, model_dim: int) -> None:
+        super().__init__()
+        self.items = items
+        self.project = nn.Linear(items.embedding_dim, model_dim, bias=False)
+
+    def forward(self, tokens: Int[Tensor, "b w"], mask: Bool[Tensor, "b w"]) -> Float[Tensor, "b m"]:
+        return self.project(self.items(tokens[:, 0]))
 
 
 class SentenceQueryEncoder(nn.Module):
@@ -42,3 +76,7 @@ class SentenceQueryEncoder(nn.Module):
     def forward(self, tokens: Int[Tensor, "b w"], mask: Bool[Tensor, "b w"]) -> Float[Tensor, "b m"]:
         _, whole = self.gru(self.words(tokens), mask)
         return whole
+
+
+Embedding = ItemEmbedding | VectorEmbedding
+QueryEncoder = IdQueryEncoder | TargetQueryEncoder | SentenceQueryEncoder

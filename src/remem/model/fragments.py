@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from remem.data.batch import StreamBatch
@@ -16,8 +16,10 @@ from remem.model.interface import gather_rows
 class Fragments(NamedTuple):
     """B segments of each stream with half of their items masked, and their negatives' items."""
 
-    items: Int[Tensor, "b f n"]  # the true items, which recollection must recall
-    negative_items: Int[Tensor, "b f n"]  # the same, with some unmasked ones taken from other streams
+    items: Int[Tensor, "b f n"] | Float[Tensor, "b f n e"]  # the true items, which recollection must recall
+    negative_items: (
+        Int[Tensor, "b f n"] | Float[Tensor, "b f n e"]
+    )  # the same, with some unmasked ones taken from other streams
     item_mask: Bool[Tensor, "b f n"]  # real items
     masked: Bool[Tensor, "b f n"]  # hidden from the decoder, in positives and negatives alike
     mask: Bool[Tensor, "b f"]  # real fragments: a short stream may have fewer than B
@@ -36,7 +38,8 @@ def make_fragments(
     items, item_mask = stream.items[segments], stream.item_mask[segments] & chosen_mask[..., None]
     masked = choose_share(item_mask, mask_ratio)
     replaced = choose_share(item_mask & ~masked, replace_ratio)
-    negative_items = torch.where(replaced, items_of_others(stream, items.shape), items)
+    others = items_of_others(stream, item_mask.shape)
+    negative_items = torch.where(replaced.view(*replaced.shape, *(1,) * (items.ndim - 3)), others, items)
     return Fragments(items, negative_items, item_mask, masked, chosen_mask)
 
 
@@ -51,17 +54,17 @@ def choose_share(candidates: Bool[Tensor, "*b n"], ratio: float) -> Bool[Tensor,
     return candidates & (rank < count)
 
 
-def items_of_others(stream: StreamBatch, shape: torch.Size) -> Int[Tensor, "b f n"]:
+def items_of_others(stream: StreamBatch, shape: torch.Size) -> Int[Tensor, "b f n"] | Float[Tensor, "b f n e"]:
     """Random real items of other streams in the batch."""
     b, wanted = shape[0], shape[1:].numel()
     if b < 2:
         raise BadInput("A negative fragment takes items from other streams; a batch of one stream has none.")
     device = stream.order.device
     other = (torch.arange(b, device=device)[:, None] + torch.randint(1, b, (b, wanted), device=device)) % b
-    return random_items(stream, other).view(shape)
+    return random_items(stream, other).unflatten(1, shape[1:])
 
 
-def random_items(stream: StreamBatch, rows: Int[Tensor, "b j"]) -> Int[Tensor, "b j"]:
+def random_items(stream: StreamBatch, rows: Int[Tensor, "b j"]) -> Int[Tensor, "b j"] | Float[Tensor, "b j e"]:
     """A random real item of each of the streams named: a random segment of it, then an item of that."""
     segment = stream.order[rows, random_below(stream.segment_mask.sum(dim=1)[rows])]
     return stream.items[segment, random_below(stream.item_mask.sum(dim=1)[segment])]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remem.data.batch import StreamBatch
-from remem.model.embed import ItemEmbedding
+from remem.model.embed import ItemEmbedding, VectorEmbedding
 from remem.model.fragments import Fragments, random_items
 from remem.model.transformer import DecoderLayer, PositionCode, final_norm, scale_of
 
@@ -50,9 +50,11 @@ class RehearsalDecoder(nn.Module):
         self.familiarity = nn.Linear(item_dim, 1)
         self.recall_scale = scale_of(item_dim) if scaled_recall else 1.0
 
-    def forward(self, fragments: Fragments, embed: ItemEmbedding, memory: Float[Tensor, "b k d"]) -> Rehearsed:
+    def forward(
+        self, fragments: Fragments, embed: ItemEmbedding | VectorEmbedding, memory: Float[Tensor, "b k d"]
+    ) -> Rehearsed:
         """Positives and negatives in one pass."""
-        both = torch.cat([fragments.items, fragments.negative_items], dim=1)  # [b, 2f, n]
+        both = torch.cat([fragments.items, fragments.negative_items], dim=1)  # [b, 2f, n] or [b, 2f, n, e]
         hidden = fragments.masked.repeat(1, 2, 1)[..., None]
         items = torch.where(hidden, self.mask_item, embed(both))
         cls = self.cls.expand(*both.shape[:2], 1, -1)
@@ -70,16 +72,17 @@ class RehearsalDecoder(nn.Module):
 def recollection_loss(
     rehearsed: Rehearsed,
     fragments: Fragments,
-    embed: ItemEmbedding,
+    embed: ItemEmbedding | VectorEmbedding,
     *,
     scale: float = 1.0,
-    distractors: Int[Tensor, "b f j"] | None = None,
+    distractors: Int[Tensor, "b f j"] | Float[Tensor, "b f j e"] | None = None,
 ) -> Float[Tensor, ""]:
     """-log of the true item's share (Eq. 3), against all items or the given distractors; mean over masked items.
 
     L_i = log exp(r_i . y_i) / (exp(r_i . y_i) + sum_j exp(r_i . y_j))     L_rec = -(2 / N) sum_i L_i
     """
     if distractors is None:
+        assert isinstance(embed, ItemEmbedding), "vectors have no vocabulary to contrast with"
         logits = scale * F.linear(rehearsed.recalled, embed.table.weight).float()  # [b, f, n, items]
         loss = F.cross_entropy(logits.flatten(0, 2), fragments.items.flatten(), reduction="none").view_as(
             fragments.items
@@ -88,7 +91,7 @@ def recollection_loss(
         true = (rehearsed.recalled * embed(fragments.items)).sum(dim=-1, keepdim=True)
         wrong = rehearsed.recalled @ embed(distractors).mT  # [b, f, n, j]
         # a distractor that is the true item itself would be counted on both sides
-        same = distractors[:, :, None] == fragments.items[..., None]
+        same = item_keys(distractors)[:, :, None] == item_keys(fragments.items)[..., None]
         logits = scale * torch.cat([true, wrong.masked_fill(same, -torch.inf)], dim=-1).float()
         loss = -logits.log_softmax(dim=-1)[..., 0]
     return _mean_over(loss, fragments.masked)
@@ -109,11 +112,26 @@ def item_set_distractors(fragments: Fragments, num_items: int, count: int) -> In
     return torch.randint(num_items, (*fragments.items.shape[:2], count), device=fragments.items.device)
 
 
-def stream_distractors(stream: StreamBatch, fragments: Fragments, count: int) -> Int[Tensor, "b f j"]:
+def stream_distractors(
+    stream: StreamBatch, fragments: Fragments, count: int
+) -> Int[Tensor, "b f j"] | Float[Tensor, "b f j e"]:
     """J random items of the same stream (30 frames of the same video), drawn with replacement."""
     b, f = fragments.items.shape[:2]
     rows = torch.arange(b, device=stream.order.device)[:, None].expand(-1, f * count)
-    return random_items(stream, rows).view(b, f, count)
+    return random_items(stream, rows).unflatten(1, (f, count))
+
+
+def item_keys(items: Tensor) -> Int[Tensor, "b f n"]:
+    """A number for each item, the same for equal items: its own number, or a hash of all the bits of a vector.
+
+    The next frames of a video may be equal, and comparing every pair of vectors would take a hundred times the memory.
+    """
+    if not items.is_floating_point():
+        return items
+    bits = items.float().contiguous().view(torch.int32).long()
+    place = torch.arange(1, items.shape[-1] + 1, device=items.device)
+    mixed = (bits ^ (bits >> 15)) * (place * 0x9E3779B97F4A7C1 | 1)  # int64 wraps around, on every device alike
+    return (mixed ^ (mixed >> 29)).sum(dim=-1)
 
 
 def _mean_over(values: Tensor, mask: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A saved model, with any `Memorizer`, behind the engine's interface: streams of sentences or of item numbers."""
+"""A saved model, with any `Memorizer`, behind the engine's interface: streams of sentences, item numbers or vectors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from remem.bundle import Bundle, load_bundle
-from remem.data.codec import cut
+from remem.data.codec import Codec, FrameCodec, PassageCodec, TextCodec, cut
 from remem.errors import BadInput
 from remem.model.assembly import MemoryModel
 from remem.model.interface import State
@@ -24,10 +24,15 @@ from remem.settings.codec import to_json
 from remem.streaming.steps import Answer, answer_question, write_segments
 
 _TEST_SEGMENTS = 6
+MOST_CANDIDATES = 1000
 
 
 class BundleNetwork(TorchNetwork):
-    """A memory model and its codec. Events are sentences, each one or more segments, or item numbers, N a segment."""
+    """A memory model and its codec.
+
+    Events are sentences, each one or more segments, or item numbers or vectors, N a segment. A model that chooses among
+    candidates is asked with `{"question": ..., "candidates": [...]}`.
+    """
 
     def __init__(self, bundle: Bundle) -> None:
         if not isinstance(bundle.model, MemoryModel):
@@ -56,13 +61,15 @@ class BundleNetwork(TorchNetwork):
         return 1 if self.codec.segment_per_write else self.codec.segment_len
 
     def checked_item(self, item: Any) -> Any:
-        """A sentence or an item number that the codec knows."""
-        self.codec.encode_item(item)
-        return item
+        """A sentence, an item number or a vector that the codec knows."""
+        (first, *_) = self.codec.encode_item(item) or [None]
+        return list(first) if isinstance(first, tuple) else item
 
     def checked_question(self, question: Any) -> Any:
-        """A question in words or numbers that the codec knows."""
-        self.codec.encode_question(question)
+        """A question in words or numbers that the codec knows, with its candidates where there must be some."""
+        text, candidates = _parts(self.codec, question)
+        for each in (text, *(candidates or ())):
+            self.codec.encode_question(each)
         return question
 
     def answer(self, memory: bytes, question: Any, top: int) -> Answer:
@@ -70,25 +77,42 @@ class BundleNetwork(TorchNetwork):
         use_one_thread()
         with torch.no_grad():
             slots = self._memorizer.memory(unpack_state(memory, self._empty))
-        return answer_question(self.model, self.codec, slots, question, top=top)
+        text, candidates = _parts(self.codec, question)
+        return answer_question(self.model, self.codec, slots, text, top=top, candidates=candidates)
 
-    def _pieces(self, segment: Sequence[bytes]) -> list[Sequence[int]]:
+    def _pieces(self, segment: Sequence[bytes]) -> list[Sequence[Any]]:
         items = [unpack_event(payload).item for payload in segment]
         numbers = [number for item in items if item is not None for number in self.codec.encode_item(item)]
         return list(cut(numbers, self.codec.segment_len))
 
-    def _written(self, state: State, pieces: Sequence[Sequence[int]]) -> State:
+    def _written(self, state: State, pieces: Sequence[Sequence[Any]]) -> State:
         return write_segments(self.model, self.codec, state, pieces)
 
     def _test_segments(self) -> list[list[bytes]]:
-        """Segments of several lengths, of items spread over the vocabulary."""
+        """Segments of several lengths, of items spread over the vocabulary, or of vectors."""
         codec = self.codec
         segments = []
         for turn in range(_TEST_SEGMENTS):
             length = 1 + (turn * 7 + codec.segment_len - 1) % codec.segment_len
+            if isinstance(codec, FrameCodec):
+                rows = ((31 * turn + 17 * place + 7 * torch.arange(codec.width)) % 13 - 6 for place in range(length))
+                segments.append([pack_event((row / 6).tolist(), False) for row in rows])
+                continue
             numbers = [(31 * turn + 17 * place) % codec.num_items for place in range(length)]
-            if codec.kind == "text":
+            if isinstance(codec, TextCodec | PassageCodec):
                 segments.append([pack_event(" ".join(codec.words[number] for number in numbers), False)])
             else:
                 segments.append([pack_event(number, False) for number in numbers])
         return segments
+
+
+def _parts(codec: Codec, question: Any) -> tuple[Any, list[str] | None]:
+    """What is asked, and the candidates, which are part of the question where answers are candidates."""
+    if not isinstance(codec, PassageCodec):
+        return question, None
+    if not isinstance(question, dict) or set(question) != {"question", "candidates"}:
+        raise BadInput('This model chooses among candidates; ask with {"question": "...", "candidates": ["...", ...]}.')
+    candidates = question["candidates"]
+    if not isinstance(candidates, list) or not 1 <= len(candidates) <= MOST_CANDIDATES:
+        raise BadInput(f"candidates must be a list of 1 to {MOST_CANDIDATES} answers.")
+    return question["question"], candidates

@@ -58,6 +58,8 @@ class ReasonerSettings:
     """Dropout of these layers."""
     tie_query_words: bool = False
     """Ours: questions share the items' embedding, where both are words of one vocabulary."""
+    match_candidates: bool = False
+    """Ours: the inner product of reason and candidate is added to a candidate's score."""
 
 
 @dataclass(frozen=True, kw_only=True)

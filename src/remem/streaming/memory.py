@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,9 +61,9 @@ class StreamMemory:
             state = replace(state, memory=memory, pending=pending, items=state.items + 1, segments=segments)
         self.state = state
 
-    def query(self, question: Any, *, top: int = 5) -> Answer:
-        """Answer from the memory alone."""
-        return answer_question(self.model, self.codec, self.slots(), question, top=top)
+    def query(self, question: Any, *, top: int = 5, candidates: Sequence[str] | None = None) -> Answer:
+        """Answer from the memory alone; a model that chooses among candidates must be given some."""
+        return answer_question(self.model, self.codec, self.slots(), question, top=top, candidates=candidates)
 
     @torch.no_grad()
     def slots(self) -> Tensor:
@@ -84,5 +84,5 @@ class StreamMemory:
             raise BadInput(f"{path} holds {len(state.pending)} pending items; a segment has {self.codec.segment_len}.")
         self.state = state
 
-    def _written(self, memory: State, items: tuple[int, ...]) -> State:
+    def _written(self, memory: State, items: tuple[Any, ...]) -> State:
         return write_segments(self.model, self.codec, memory, [items])

@@ -6,12 +6,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from remem.baselines.word_by_word import WordByWord
 from remem.data.batch import QueryBatch
 from remem.data.dataset import Split, evaluation_batches
 from remem.tasks.base import Tally
+from remem.tasks.metrics import credit
 from remem.training.precision import autocast
 
 
@@ -23,8 +24,8 @@ def evaluate(model: nn.Module, split: Split, *, batch_size: int, precision: str 
     tally = Tally()
     for batch in evaluation_batches(split, batch_size):
         with compiled_where_it_pays(model), autocast(batch.ids.device, precision):
-            predicted = model(batch.stream, batch.query).argmax(dim=-1)
-        count(tally, batch.query, predicted == batch.query.answer)
+            scores = model(batch.stream, batch.query)
+        count(tally, batch.query, scores)
     model.train(was_training)
     return tally
 
@@ -40,9 +41,12 @@ def compiled_where_it_pays(model: nn.Module) -> AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager")
 
 
-def count(tally: Tally, query: QueryBatch, right: Any) -> None:
+def count(tally: Tally, query: QueryBatch, scores: Tensor) -> None:
     """Add the real questions of a batch to a tally; the age of evidence is the segments read since it began."""
-    real = query.mask
+    real, right = query.mask, credit(scores, query)
     age = query.position - 1 - query.evidence
     ages = [int(a) if e >= 0 else None for a, e in zip(age[real].tolist(), query.evidence[real].tolist(), strict=True)]
-    tally.add(query.part[real].tolist(), ages, right[real].tolist())
+    clicks = None
+    if scores.shape[-1] == 1:
+        clicks = list(zip(scores.squeeze(-1)[real].tolist(), query.answer[real].tolist(), strict=True))
+    tally.add(query.part[real].tolist(), ages, right[real].tolist(), clicks)

@@ -18,8 +18,9 @@ from remem.data.dataset import Split
 from remem.model.assembly import MemoryModel
 from remem.settings.codec import to_json
 from remem.settings.run import Run
-from remem.tasks.base import Tally, Task
+from remem.tasks.base import Tally, Task, plain
 from remem.training.checkpoint import Progress
+from remem.training.query_cost import query_cost
 
 FORMAT = 1
 
@@ -34,6 +35,7 @@ def make_record(
     progress: Progress,
     test: Tally,
     stage_one: dict[str, Any],
+    pretraining: dict[str, Any],
     fingerprint: str,
     device: torch.device,
     wall_seconds: float,
@@ -60,10 +62,11 @@ def make_record(
             "params_to_answer": sum(p.numel() for n, p in model.named_parameters() if not n.startswith("decoder.")),
             "state_floats": state_floats(model) if isinstance(model, MemoryModel) else None,
         },
-        "metrics": {"valid": chosen, "test": rounded(task.metrics(test))},
-        "test_by_age": [[age, right, total] for age, (right, total) in sorted(test.ages.items())],
+        "metrics": {"valid": chosen, "test": rounded(task.metrics(test)), "beside": rounded(task.beside())},
+        "test_by_age": [[age, plain(right), total] for age, (right, total) in sorted(test.ages.items())],
         "history": progress.history,
         "sampler_stage": stage_one,
+        **({"pretraining": pretraining} if pretraining else {}),
         "cost": {
             "steps": progress.step,
             "best_step": progress.best_step,
@@ -71,6 +74,7 @@ def make_record(
             "train_seconds": round(progress.seconds, 1),
             "wall_seconds": round(wall_seconds, 1),
             "peak_memory_mb": peak_memory_mb(device),
+            "query": query_cost(model, splits["test"], precision=run.train.precision)._asdict(),
         },
         "config": to_json(run),
     }
