@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from remem.baselines.blind import Blind
 from remem.baselines.caser import Caser
 from remem.baselines.click import ClickModel
 from remem.baselines.compressive_transformer import CompressiveTransformer
@@ -66,7 +67,7 @@ from remem.settings.model import EmbeddingSettings, MachineSettings, ModelSettin
 
 MOST_NAMED = 100_000  # with more items than this, a method that learns to name what it reads has nothing to name
 
-Model = MemoryModel | DirectlyReason | MultiHopReason | ClickModel | NativeWordModel | NativeSTM
+Model = MemoryModel | DirectlyReason | MultiHopReason | Blind | ClickModel | NativeWordModel | NativeSTM
 
 
 def build_model(settings: ModelSettings, codec: Codec) -> Model:
@@ -94,14 +95,17 @@ def build_memory_model(settings: ModelSettings, codec: Codec) -> MemoryModel:
     )
 
 
-def build_direct(settings: ModelSettings, codec: Codec) -> DirectlyReason | MultiHopReason:
+def build_direct(settings: ModelSettings, codec: Codec) -> DirectlyReason | MultiHopReason | Blind:
     """A model that reads the whole stream; it has no memory, so there is nothing to rehearse from."""
     _refuse_rehearsal(settings)
     if not isinstance(settings.machine, DirectSettings):
         raise BadInput(f"{type(settings.machine).__name__} is a memory, not a model that reads the whole stream.")
     embed = build_embedding(settings, codec)
-    reader = StreamReader(item_dim=settings.item_dim, model_dim=settings.model_dim)
     query_encoder = build_query_encoder(settings, codec, embed)
+    if settings.machine.blind:
+        head = build_head(settings, codec, settings.model_dim, query_encoder)
+        return Blind(query_encoder=query_encoder, model_dim=settings.model_dim, head=head)
+    reader = StreamReader(item_dim=settings.item_dim, model_dim=settings.model_dim)
     if settings.machine.attention:
         return MultiHopReason(
             embed=embed,

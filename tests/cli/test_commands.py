@@ -16,6 +16,7 @@ import remem
 from remem.cli.main import COMMANDS, main
 from remem.data.babi_twin import write_twin
 from remem.data.synthetic import export_jsonl
+from remem.experiments.paper import PAPER
 from remem.experiments.presets import PRESETS
 from remem.settings.tasks import SyntheticTask
 
@@ -249,3 +250,7 @@ def test_the_public_names_are_there_and_no_others() -> None:
     with pytest.raises(AttributeError, match="nothing_like_it"):
         remem.nothing_like_it  # noqa: B018
     assert {"synthetic/rm", "babi/dnc", "lastfm/hpmn", "xlong/dien"} <= set(PRESETS)
+    # every table has the rows of the whole family
+    assert {f"{task}/{method}" for task in PAPER for method in ("rm-paper", "rm", "rm-no-rehearsal", "ct")} <= set(
+        PRESETS
+    )

@@ -172,6 +172,7 @@ def _rivals(paper: Run, model: ModelSettings) -> list[Run]:
     return [
         row("directly-reason", DirectSettings(), plain),
         row("multi-hop-reason", DirectSettings(attention=True), plain),
+        row("blind", DirectSettings(blind=True), plain),
         row("dnc", DNCSettings(), plain),
         row("dnc-msd", DNCSettings(masked=True, deallocate=True, sharpen=True), plain),
         row("nutm", NUTMSettings(), plain),

@@ -151,6 +151,8 @@ class DirectSettings:
 
     attention: bool = False
     """Answer by the reasoner's hops over all states (Multi-Hop Reason), not from the last one (Directly Reason)."""
+    blind: bool = False
+    """Ours: answer from the question alone, to show what a task gives away without its streams."""
 
 
 @dataclass(frozen=True, kw_only=True)
