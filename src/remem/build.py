@@ -8,10 +8,17 @@ from typing import Any
 
 from torch import nn
 
+from remem.baselines.as_reader import ASReader
+from remem.baselines.blind import Blind
 from remem.baselines.compressive_transformer import CompressiveTransformer
 from remem.baselines.directly_reason import DirectlyReason, StreamReader
 from remem.baselines.dmsdnc import DMSDNC
 from remem.baselines.dnc import DNC
+from remem.baselines.e2e_mn import E2EMN
+from remem.baselines.e_mn import EMN
+from remem.baselines.e_sa import ESA
+from remem.baselines.e_vqa import EVQA
+from remem.baselines.hcrn import HCRN
 from remem.baselines.multi_hop_reason import MultiHopReason
 from remem.baselines.native import NativeWordModel
 from remem.baselines.native_stm import AssociativeReader, NativeSTM
@@ -38,27 +45,40 @@ from remem.model.sampler import HistorySampler
 from remem.model.transformer import PositionCode
 from remem.model.writer import SlotWriter
 from remem.settings.baselines import (
+    ASReaderSettings,
     BaselineSettings,
+    BlindSettings,
     CompressiveTransformerSettings,
     DirectSettings,
     DMSDNCSettings,
     DNCSettings,
+    E2EMNSettings,
+    EMNSettings,
+    ESASettings,
+    EVQASettings,
+    HCRNSettings,
     NativeSTMSettings,
     NativeWordSettings,
     NUTMSettings,
+    QuestionAnswerSettings,
     STMSettings,
 )
 from remem.settings.model import EmbeddingSettings, MachineSettings, ModelSettings
 
 MOST_NAMED = 100_000  # with more items than this, a method that learns to name what it reads has nothing to name
 
-Model = MemoryModel | DirectlyReason | MultiHopReason | NativeWordModel | NativeSTM
+VideoModel = EVQA | EMN | ESA | HCRN
+Model = (
+    MemoryModel | DirectlyReason | MultiHopReason | NativeWordModel | NativeSTM | ASReader | E2EMN | VideoModel | Blind
+)
 
 
 def build_model(settings: ModelSettings, codec: Codec) -> Model:
     """The model of any method for a task's codec."""
     if isinstance(settings.machine, DirectSettings):
         return build_direct(settings, codec)
+    if isinstance(settings.machine, QuestionAnswerSettings):
+        return build_question_answerer(settings, codec)
     if isinstance(settings.machine, NativeWordSettings | NativeSTMSettings):
         return build_native(settings, codec)
     return build_memory_model(settings, codec)
@@ -80,10 +100,7 @@ def build_memory_model(settings: ModelSettings, codec: Codec) -> MemoryModel:
 
 def build_direct(settings: ModelSettings, codec: Codec) -> DirectlyReason | MultiHopReason:
     """A model that reads the whole stream; it has no memory, so there is nothing to rehearse from."""
-    if settings.rehearsal.enabled:
-        raise BadInput(
-            "A model that reads the whole stream has no memory to rehearse from; give rehearsal weights of 0."
-        )
+    _refuse_rehearsal(settings)
     if not isinstance(settings.machine, DirectSettings):
         raise BadInput(f"{type(settings.machine).__name__} is a memory, not a model that reads the whole stream.")
     embed = build_embedding(settings, codec)
@@ -99,6 +116,44 @@ def build_direct(settings: ModelSettings, codec: Codec) -> DirectlyReason | Mult
         )
     head = build_head(settings, codec, 2 * settings.model_dim, query_encoder)
     return DirectlyReason(embed=embed, reader=reader, query_encoder=query_encoder, head=head)
+
+
+def _refuse_rehearsal(settings: ModelSettings) -> None:
+    if settings.rehearsal.enabled:
+        raise BadInput(
+            "A model that reads the whole stream has no memory to rehearse from; give rehearsal weights of 0."
+        )
+
+
+def build_question_answerer(settings: ModelSettings, codec: Codec) -> ASReader | E2EMN | VideoModel | Blind:
+    """The directly reasoning methods of text and video QA, and the one that reads nothing."""
+    _refuse_rehearsal(settings)
+    machine, model_dim = settings.machine, settings.model_dim
+    if isinstance(machine, ASReaderSettings | E2EMNSettings):
+        if not isinstance(codec, PassageCodec):
+            raise BadInput("AS Reader and E2E-MN choose among candidates made of the text's words; this task has none.")
+        if isinstance(machine, E2EMNSettings):
+            return E2EMN(num_words=codec.num_items, model_dim=model_dim, **_fields(machine))
+        words = _item_embedding(settings, codec.num_items)
+        encoder = SentenceQueryEncoder(words=words.table, model_dim=model_dim)
+        return ASReader(embed=words, query_encoder=encoder, model_dim=model_dim, **_fields(machine))
+    embed = build_embedding(settings, codec)
+    query_encoder = build_query_encoder(settings, codec, embed)
+    head = build_head(settings, codec, model_dim, query_encoder)
+    ends: dict[str, Any] = {"query_encoder": query_encoder, "head": head, "model_dim": model_dim}
+    if isinstance(machine, BlindSettings):
+        return Blind(**ends, **_fields(machine))
+    ends |= {"embed": embed, "item_dim": settings.item_dim}
+    match machine:
+        case EVQASettings():
+            return EVQA(**ends, **_fields(machine))
+        case EMNSettings():
+            return EMN(**ends, **_fields(machine))
+        case ESASettings():
+            return ESA(**ends, **_fields(machine))
+        case HCRNSettings():
+            return HCRN(**ends, **_fields(machine))
+    raise BadInput(f"{type(machine).__name__} is no method of text or video QA.")
 
 
 def build_native(settings: ModelSettings, codec: Codec) -> NativeWordModel | NativeSTM:
@@ -144,10 +199,10 @@ def build_memorizer(settings: ModelSettings, codec: Codec) -> nn.Module:
             return STM(item_dim=item_dim, segment_len=codec.segment_len, **_fields(machine) | {"width": width})
         case CompressiveTransformerSettings():
             return CompressiveTransformer(item_dim=item_dim, segment_len=codec.segment_len, **_fields(machine))
-        case DirectSettings():
-            raise BadInput("A model that reads the whole stream has no memory of its own.")
         case NativeWordSettings() | NativeSTMSettings():
             raise BadInput("A method in its native form answers by itself; it has no memory for another reader.")
+        case _:
+            raise BadInput("A model that reads the whole stream has no memory of its own.")
 
 
 def _fields(settings: BaselineSettings) -> dict[str, Any]:

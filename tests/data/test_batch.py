@@ -22,7 +22,7 @@ def example() -> Batch:
 
 
 def flat(query: QueryBatch) -> list[torch.Tensor]:
-    *questions, candidates = query
+    *questions, candidates, _ = query
     return [*questions, *candidates]
 
 
