@@ -17,7 +17,7 @@ class Options:
     model: tyro.conf.Positional[Path]
     """Folder of a run or of a saved model."""
     data: Path | None = None
-    """Data of the task's format: bAbI files (some tasks missing is fine), or synthetic JSON lines."""
+    """Data of the task's format: bAbI files (some tasks missing is fine), synthetic JSON lines, a prepared folder."""
     format: Literal["text", "json"] = "text"
     """How to print them."""
     batch_size: int = 128
@@ -45,11 +45,18 @@ def main(argv: list[str]) -> None:
         ages = [[age, right, total] for age, (right, total) in sorted(tally.ages.items())]
         print(
             json.dumps(
-                {"task": task.name, "method": bundle.run.method, "metrics": metrics, "parts": parts, "by_age": ages},
+                {
+                    "task": task.name,
+                    "method": bundle.run.method,
+                    "metrics": metrics,
+                    "beside": task.beside(),
+                    "parts": parts,
+                    "by_age": ages,
+                },
                 indent=1,
             )
         )
         return
     print(f"{task.name}/{bundle.run.method}, {tally.questions} questions on {len(split)} streams")
-    for name, value in metrics.items():
-        print(f"{name:<14} {value:8.2f}")
+    for name, value in (metrics | task.beside()).items():
+        print(f"{name:<20} {value:8.2f}")

@@ -20,7 +20,7 @@ class Options:
     """Print a task's table from the records in a folder."""
 
     task: tyro.conf.Positional[str]
-    """synthetic, babi, narrativeqa, activitynetqa or recommendation."""
+    """synthetic, babi, narrativeqa, activitynetqa, lastfm, assistments, xlong or clicks."""
     format: Literal["md", "csv", "json"] = "md"
     """How to print it."""
     results: Path = Path("results")

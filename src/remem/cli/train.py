@@ -45,6 +45,8 @@ class Options:
     train: TrainSettings
     sampler_train: TrainSettings
     """Stage one: the history sampler, trained by itself and then frozen."""
+    pretrain: TrainSettings
+    """Before the model learns to answer: rehearsal alone, on streams without questions; 0 steps leave it out."""
 
     def runs(self, preset: Run) -> list[Run]:
         """One run for each seed, named after what differs from the preset."""
@@ -54,6 +56,7 @@ class Options:
             model=self.model,
             train=self.train,
             sampler_train=self.sampler_train,
+            pretrain=self.pretrain,
         )
         return [name_variation(preset, replace(changed, seed=seed)) for seed in self.seed]
 
@@ -86,6 +89,7 @@ def parse(preset: Run, argv: list[str], prog: str) -> Options:
         model=preset.model,
         train=preset.train,
         sampler_train=preset.sampler_train,
+        pretrain=preset.pretrain,
     )
     # a task's name goes into records and tables, so it is no flag
     config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff)

@@ -25,7 +25,7 @@ from remem.settings.model import (
     without_rehearsal,
 )
 from remem.settings.run import Run, TrainSettings
-from remem.settings.tasks import BabiTask, SyntheticTask
+from remem.settings.tasks import ActivityNetQATask, BabiTask, ClickTask, NarrativeQATask, SyntheticTask, Task
 
 PAPER = ModelSettings()  # d_x = d_model = 128, K = 20, B = 6, two hops: the settings of both tasks here
 RM = rm_improvements(PAPER)
@@ -62,6 +62,52 @@ _BABI = Run(
     ),
     sampler_train=TrainSettings(steps=4000, batch_size=256, eval_every=1000),
 )
+
+# The long sequences of Sec. 4.3: d = 256 and two hops for text and video, d = 64 and one hop for recommendation. J is
+# all other words, 30 frames of the same video, 200 other items.
+PAPER_LONG = replace(PAPER, item_dim=256, model_dim=256)
+PAPER_VIDEO = replace(PAPER_LONG, rehearsal=replace(PAPER.rehearsal, num_distractors=30, distractors_from="stream"))
+PAPER_CLICKS = replace(
+    PAPER, item_dim=64, model_dim=64, reasoner=replace(PAPER.reasoner, num_hops=1),
+    rehearsal=replace(PAPER.rehearsal, num_distractors=200, distractors_from="item-set"),
+)  # fmt: skip
+
+
+def _improved(paper: ModelSettings, **reasoner: bool) -> ModelSettings:
+    """`rm` for a long task: few streams to learn from, so dropout."""
+    model = rm_improvements(paper)
+    return replace(
+        model,
+        machine=with_machine(model, dropout=0.1).machine,
+        reasoner=replace(model.reasoner, **reasoner),
+    )
+
+
+RM_PASSAGE = _improved(PAPER_LONG, tie_query_words=True, match_candidates=True)
+RM_VIDEO = _improved(PAPER_VIDEO, thinking_layers=True)
+RM_CLICKS = _improved(PAPER_CLICKS, thinking_layers=True)
+
+
+def _long(task: Task, model: ModelSettings, *, steps: int, batch_size: int, every: int) -> Run:
+    train = TrainSettings(
+        steps=steps, batch_size=batch_size, schedule="cosine", warmup_steps=200, weight_decay=0.01, eval_every=every,
+        checkpoint_every=every,
+    )  # fmt: skip
+    return Run(
+        method="rm-paper",
+        task=task,
+        model=model,
+        train=train,
+        sampler_train=TrainSettings(steps=steps // 4, batch_size=batch_size, eval_every=every),
+    )
+
+
+_NARRATIVEQA = _long(NarrativeQATask(), PAPER_LONG, steps=3000, batch_size=16, every=100)
+_ACTIVITYNETQA = _long(ActivityNetQATask(), PAPER_VIDEO, steps=4000, batch_size=64, every=200)
+_CLICKS = [
+    _long(ClickTask(name=name), PAPER_CLICKS, steps=5000, batch_size=128, every=250)
+    for name in ("xlong", "lastfm", "assistments", "clicks")
+]
 
 # The reduced task of `remem demo`, for two CPU cores: both rows learn it, as rehearsal is meant for longer streams.
 _DEMO_MODEL = rm_improvements(
@@ -181,6 +227,9 @@ PRESETS: dict[str, Run] = {
     for run in (
         *_family(_SYNTHETIC, RM), *_rivals(_SYNTHETIC, RM),
         *_family(_BABI, RM_TEXT), *_rivals(_BABI, RM_TEXT), *_natives(),
+        *_family(_NARRATIVEQA, RM_PASSAGE), *_rivals(_NARRATIVEQA, RM_PASSAGE),
+        *_family(_ACTIVITYNETQA, RM_VIDEO), *_rivals(_ACTIVITYNETQA, RM_VIDEO),
+        *(run for clicks in _CLICKS for run in (*_family(clicks, RM_CLICKS), *_rivals(clicks, RM_CLICKS))),
     )
 }  # fmt: skip
 

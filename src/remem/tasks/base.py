@@ -88,3 +88,7 @@ class Task:
     """Accuracy of a guess, in percent."""
     sources: dict[str, Any] = field(default_factory=dict)
     """Where the data came from, for the record."""
+    unlabelled: Callable[[], Split] | None = None
+    """Streams without questions, for rehearsing before anything is asked; None where there are none."""
+    beside: Callable[[], Metrics] = dict
+    """Figures to be shown beside every model's: of guessing without the stream, say."""

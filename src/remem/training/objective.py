@@ -16,7 +16,7 @@ from remem.model.assembly import MemoryModel
 from remem.model.fragments import Fragments, make_fragments, random_below
 from remem.model.interface import OwnLosses, Trace, gather_rows
 from remem.model.rehearsal import familiarity_loss, item_set_distractors, recollection_loss, stream_distractors
-from remem.model.sampler import HistorySampler, Sampler
+from remem.model.sampler import HistorySampler, RandomSampler, Sampler
 from remem.settings.model import RehearsalSettings
 
 Logs = dict[str, Tensor]
@@ -156,6 +156,23 @@ class MemoryObjective:
             **trace.figures,
             "read_entropy": read_entropy,
         }
+        return total, {name: value.detach() for name, value in logs.items()}
+
+
+class RehearsalObjective:
+    """L_rec and L_fam alone, on streams of which nothing is asked: fragments are chosen by chance."""
+
+    def __init__(self, model: MemoryModel, settings: RehearsalSettings) -> None:
+        self.whole = MemoryObjective(model, settings, RandomSampler())
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Logs]:
+        trace = self.whole.model.memorize(batch.stream)
+        # every stream has one question to be rehearsed at its end, real or not
+        asked = batch.query.each(lambda value: value[:, :1])
+        query = asked._replace(mask=torch.ones_like(asked.mask))
+        losses = Losses(trace.memories.new_zeros(()), *self.whole.rehearse(trace, batch._replace(query=query)))
+        total = losses.total(self.whole.settings) + sum(trace.losses.values())
+        logs = {"loss": total, "loss_recollection": losses.recollection, "loss_familiarity": losses.familiarity}
         return total, {name: value.detach() for name, value in logs.items()}
 
 

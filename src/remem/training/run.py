@@ -13,8 +13,9 @@ from torch import nn
 
 from remem.build import Model, build_model, build_sampler
 from remem.bundle import load_sampler, save_bundle, save_sampler, write_file
-from remem.data.dataset import Split
+from remem.data.dataset import Split, evaluation_batches
 from remem.errors import BadInput
+from remem.model.assembly import MemoryModel
 from remem.model.sampler import HistorySampler, RandomSampler, Sampler
 from remem.settings.codec import to_json
 from remem.settings.run import Run
@@ -23,7 +24,7 @@ from remem.tasks.load import load_task
 from remem.training.evaluate import evaluate
 from remem.training.log import StageLog
 from remem.training.loop import fit
-from remem.training.objective import DirectObjective, make_objective
+from remem.training.objective import DirectObjective, RehearsalObjective, make_objective
 from remem.training.record import code_version, make_record
 
 CONFIG_FILE = "config.json"
@@ -68,6 +69,7 @@ class Trainer:
         sampler, stage_one = self._sampler(resume)
         torch.manual_seed(self.run.seed)
         model = build_model(self.run.model, self.task.codec).to(self.device)
+        before = self._pretrain(model, resume)
         objective = make_objective(model, self.run.model.rehearsal, sampler)
         if self.run.train.compile:
             objective.compile()
@@ -81,7 +83,7 @@ class Trainer:
         test = evaluate(model, self.split("test"), batch_size=settings.batch_size, precision=settings.precision)
         record = make_record(
             self.run, self.task, model, code=code,
-            splits=self.splits, progress=progress, test=test, stage_one=stage_one,
+            splits=self.splits, progress=progress, test=test, stage_one=stage_one, pretraining=before,
             fingerprint=fingerprint, device=self.device, wall_seconds=time.perf_counter() - started,
         )  # fmt: skip
         write_file(self.folder / RECORD_FILE, json.dumps(record, indent=1).encode())
@@ -111,6 +113,36 @@ class Trainer:
         save_sampler(self.folder, sampler, self.run, self.task.codec)
         facts = {"steps": progress.step, "seconds": round(progress.seconds, 1), "history": progress.history}
         return sampler.eval().requires_grad_(False), facts
+
+    def _pretrain(self, model: Model, resume: bool) -> dict[str, Any]:
+        """Rehearse the task's streams without questions; chosen by the loss on the validation streams."""
+        settings, rehearsal = self.run.pretrain, self.run.model.rehearsal
+        if not settings.steps:
+            return {}
+        if self.task.unlabelled is None or not isinstance(model, MemoryModel) or not rehearsal.enabled:
+            raise BadInput(
+                f"{self.task.name}/{self.run.method} can't be trained before it answers: that takes streams without "
+                "questions and a memory that rehearses; give --pretrain.steps 0."
+            )
+        objective = RehearsalObjective(model, rehearsal)
+
+        def validate() -> tuple[float, Metrics]:
+            model.eval()
+            with torch.no_grad(), torch.random.fork_rng():
+                torch.manual_seed(0)
+                batches = evaluation_batches(self.split("valid"), settings.batch_size)
+                # a stream alone has no other to take replacement items from
+                losses = [float(objective(batch)[0]) for batch in batches if len(batch.ids) > 1]
+            model.train()
+            loss = sum(losses) / len(losses)
+            return -loss, {"rehearsal_loss": loss}
+
+        with self._log("rehearsal alone", "pretrain", settings.steps) as log:
+            progress = fit(
+                model, objective, self.task.unlabelled().to(self.device), validate, settings, seed=self.run.seed,
+                log=log, checkpoint=self.folder / "pretrain-checkpoint.safetensors", resume=resume,
+            )  # fmt: skip
+        return {"steps": progress.step, "seconds": round(progress.seconds, 1), "history": progress.history}
 
     def _validator(self, model: nn.Module, precision: str) -> Callable[[], tuple[float, Metrics]]:
         def validate() -> tuple[float, Metrics]:

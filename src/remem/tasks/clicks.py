@@ -1,0 +1,72 @@
+"""Lifelong recommendation (Sec. 4.3.3): the area under the ROC curve, over all and where only long memory helps."""
+
+from __future__ import annotations
+
+import math
+from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from remem.data.click_files import import_clicks
+from remem.data.clicks import FINAL, PARTS, ClickLog, as_split
+from remem.data.codec import ClickCodec
+from remem.data.dataset import Split
+from remem.data.prepared import MANIFEST
+from remem.errors import BadInput
+from remem.settings.tasks import ClickTask
+from remem.tasks.base import Metrics, Tally, Task
+
+
+def click_task(settings: ClickTask, codec: ClickCodec | None = None) -> Task:
+    """The prepared log of `settings.folder`; a trained model brings its codec."""
+    log = cache(partial(ClickLog, settings.folder, settings.name))
+    own = codec or ClickCodec(segment_len=settings.segment_len, num_items=log().num_items)
+
+    def load(split: str) -> Split:
+        return as_split(log(), log().numbers(split), settings, split)
+
+    return Task(
+        name=settings.name,
+        codec=own,
+        part_names=PARTS,
+        load=load,
+        read=lambda path: _read(path, settings, own),
+        metrics=areas,
+        # a few held-out users may all have clicked
+        score=lambda metrics: metrics.get("every_auc", metrics["accuracy"]),
+        chance=50.0,
+        sources=log().prepared.manifest["counts"] if settings.folder.exists() else {},
+    )
+
+
+def areas(tally: Tally) -> Metrics:
+    """AUC in percent, of final cuts and of every cut; also where the target was last met over 50 or 200 events ago.
+
+    A figure is left out where there is nothing to order: no click, or nothing but clicks.
+    """
+    found = {}
+    for name, parts in (("auc", range(FINAL, len(PARTS))), ("every_auc", range(len(PARTS)))):
+        for suffix, wanted in (("", range(4)), ("_over_50", range(1, 3)), ("_over_200", range(2, 3))):
+            area = tally.auc_of([part for part in parts if part % FINAL in wanted])
+            if not math.isnan(area):
+                found[name + suffix] = area
+    return {**found, "accuracy": tally.accuracy}
+
+
+def _read(path: Path, settings: ClickTask, codec: ClickCodec) -> Split:
+    """Another log of the task's format, or a prepared folder: its test users, or all where none are kept for it."""
+    with TemporaryDirectory() as scratch:
+        folder = path
+        if not (path / MANIFEST).exists():
+            if settings.name == "clicks":
+                raise BadInput(
+                    "An import numbers the items of a log anew, so this model does not know them; "
+                    "import all events in one log, or give the prepared folder it was trained on."
+                )
+            folder = Path(scratch) / "own"
+            import_clicks(settings.name, [path], folder)
+        log = ClickLog(folder, settings.name)
+        if log.num_items > codec.num_items:
+            raise BadInput(f"{path} has items up to {log.num_items - 1}; this model knows {codec.num_items}.")
+        users = log.numbers("test") or list(range(len(log.users)))
+        return as_split(log, users, settings, "test")
