@@ -18,7 +18,7 @@ not; the factor tau; dropout on the words' vectors. Text, question and candidate
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from remem.baselines.directly_reason import encode_questions
@@ -65,7 +65,9 @@ class ASReader(nn.Module):
         score = (weights * (chance + LEAST).log()).sum(dim=-1) / weights.sum(dim=-1).clamp(min=LEAST)
         return (self.log_scale.exp() * score).masked_fill(~mask.any(dim=-1)[:, None], -torch.inf)
 
-    def _attend(self, words: Tensor, reading: Reading, question: Float[Tensor, "b q m"]) -> Float[Tensor, "b q l+1"]:
+    def _attend(
+        self, words: Int[Tensor, "b l"], reading: Reading, question: Float[Tensor, "b q m"]
+    ) -> Float[Tensor, "b q l+1"]:
         """The weights of the text's words, and of nowhere."""
         b, v, _ = reading.real.shape
         items = self.dropout(self.embed(words))[:, None].expand(-1, v, -1, -1)
@@ -77,7 +79,7 @@ class ASReader(nn.Module):
         return torch.cat([scores, nowhere], dim=-1).softmax(dim=-1).flatten(1, 2)
 
 
-def _counted(query: QueryBatch, tokens: Tensor, mask: Bool[Tensor, "b c w"]) -> Bool[Tensor, "b q c w"]:
+def _counted(query: QueryBatch, tokens: Int[Tensor, "b c w"], mask: Bool[Tensor, "b c w"]) -> Bool[Tensor, "b q c w"]:
     """The words of each candidate that the question does not hold; all of them, where it holds all."""
     same = tokens[:, None, :, :, None] == query.tokens[:, :, None, None]  # [b, q, c, w, words of the question]
     asked = (same & query.token_mask[:, :, None, None]).any(dim=-1)

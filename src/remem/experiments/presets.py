@@ -6,11 +6,18 @@ from dataclasses import replace
 
 from remem.errors import BadInput
 from remem.settings.baselines import (
+    ASReaderSettings,
     BaselineSettings,
+    BlindSettings,
     CompressiveTransformerSettings,
     DirectSettings,
     DMSDNCSettings,
     DNCSettings,
+    E2EMNSettings,
+    EMNSettings,
+    ESASettings,
+    EVQASettings,
+    HCRNSettings,
     NativeSTMSettings,
     NativeWordSettings,
     NUTMSettings,
@@ -182,6 +189,19 @@ def _rivals(paper: Run, model: ModelSettings) -> list[Run]:
     ]
 
 
+_TEXT_READERS: dict[str, BaselineSettings] = {"as-reader": ASReaderSettings(), "e2e-mn": E2EMNSettings()}
+_VIDEO_READERS: dict[str, BaselineSettings] = {
+    "e-vqa": EVQASettings(), "e-mn": EMNSettings(), "e-sa": ESASettings(), "hcrn": HCRNSettings(),
+}  # fmt: skip
+
+
+def _readers(paper: Run, model: ModelSettings, methods: dict[str, BaselineSettings]) -> list[Run]:
+    """The directly reasoning methods of a task's table, and what can be guessed without reading anything."""
+    plain = without_rehearsal(model)
+    every = {**methods, "blind": BlindSettings()}
+    return [replace(paper, method=name, model=replace(plain, machine=machine)) for name, machine in every.items()]
+
+
 def _natives() -> list[Run]:
     """Methods with the sizes, reader and optimiser of their authors on bAbI, whose numbers the paper quotes.
 
@@ -228,7 +248,9 @@ PRESETS: dict[str, Run] = {
         *_family(_SYNTHETIC, RM), *_rivals(_SYNTHETIC, RM),
         *_family(_BABI, RM_TEXT), *_rivals(_BABI, RM_TEXT), *_natives(),
         *_family(_NARRATIVEQA, RM_PASSAGE), *_rivals(_NARRATIVEQA, RM_PASSAGE),
+        *_readers(_NARRATIVEQA, RM_PASSAGE, _TEXT_READERS),
         *_family(_ACTIVITYNETQA, RM_VIDEO), *_rivals(_ACTIVITYNETQA, RM_VIDEO),
+        *_readers(_ACTIVITYNETQA, RM_VIDEO, _VIDEO_READERS),
         *(run for clicks in _CLICKS for run in (*_family(clicks, RM_CLICKS), *_rivals(clicks, RM_CLICKS))),
     )
 }  # fmt: skip
