@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -32,6 +33,11 @@ def make(machine: BaselineSettings, codec: PassageCodec | FrameCodec, plain: Mod
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn(parameter.shape)
     return model.eval()
+
+
+def sized(width: int) -> ModelSettings:
+    """Settings of one width throughout."""
+    return replace(PLAIN, item_dim=width, model_dim=width)
 
 
 def streams(*rows: Stream, segments: int = 0, items: int = 0) -> StreamBatch:
@@ -100,6 +106,37 @@ def learn(
     return right(model.eval(), *draw())
 
 
+# tasks that take a few hundred steps
+
+
+def facts() -> tuple[StreamBatch, QueryBatch]:
+    """Four pairs of a name (1-9) and what it has (10-19); asked for a name, all that was named are candidates."""
+    rows, asked, choices, answers = [], [], [], []
+    for _ in range(16):
+        names, things = torch.randperm(9)[:4] + 1, torch.randperm(10)[:4] + 10
+        rows.append([[int(name), int(thing)] for name, thing in zip(names, things, strict=True)])
+        wanted = torch.randperm(4)[:2]
+        asked.append([([int(names[i])], 4) for i in wanted])
+        order = torch.randperm(4)
+        choices.append([[0, int(things[i])] for i in order])
+        answers.append([int((order == i).nonzero()) for i in wanted])
+    return streams(*rows), questions(asked, choices, answers=torch.tensor(answers))._replace(after_all=True)
+
+
+def last_seen() -> tuple[StreamBatch, QueryBatch]:
+    """Videos of noise with one of three things in their frames, of one of two kinds; asked for the thing of a kind."""
+    frames = 0.3 * torch.randn(24, 3, 4, WIDTH)
+    things = torch.randint(ANSWERS, (24, 2))
+    for kind in range(2):
+        # a thing of the first kind is seen first: 1 for the kind, and 2 for which of them
+        at = torch.arange(24), torch.full((24,), 2 * kind)
+        frames[at] += (
+            2 * torch.cat([torch.eye(2)[kind].expand(24, -1), torch.eye(ANSWERS)[things[:, kind]]], 1)[:, None]
+        )
+    asked = [[([1 + kind], 3) for kind in range(2)]] * 24
+    return streams(*frames.tolist()), questions(asked, answers=things)._replace(after_all=True)
+
+
 # plain arithmetic
 
 
@@ -118,3 +155,12 @@ def add(left: Vector, right: Vector) -> Vector:
 
 def mean(rows: Sequence[Vector]) -> Vector:
     return [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+
+
+def weighted(weights: Sequence[float], rows: Sequence[Vector]) -> Vector:
+    return [dot(weights, column) for column in zip(*rows, strict=True)]
+
+
+def softmax(scores: Sequence[float]) -> Vector:
+    powers = [math.exp(score) for score in scores]
+    return [power / sum(powers) for power in powers]
