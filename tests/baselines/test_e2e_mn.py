@@ -74,4 +74,4 @@ def test_time_noise_makes_sentences_older_but_keeps_their_order() -> None:
 def test_it_learns_who_has_what() -> None:
     """Four candidates: chance is a quarter."""
     model = qa.make(E2EMNSettings(num_hops=2, dropout=0.0), qa.PASSAGE, qa.sized(32))
-    assert qa.learn(model, qa.facts, steps=300, rate=1e-2) > 0.9
+    assert qa.learn(model, qa.facts, steps=80, rate=1e-2) > 0.9
