@@ -10,9 +10,10 @@ import csv
 import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from io import BufferedIOBase
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -90,7 +91,7 @@ def _numbers(text: str, separator: str | None, name: str, line: int, what: str) 
     return numbers
 
 
-def _lastfm(name: str, file: IO[bytes]) -> Found:
+def _lastfm(name: str, file: BufferedIOBase) -> Found:
     """One line a user: item numbers separated by spaces."""
 
     def users() -> Iterator[User]:
@@ -100,7 +101,7 @@ def _lastfm(name: str, file: IO[bytes]) -> Found:
     return Found(users())
 
 
-def _assistments(name: str, file: IO[bytes]) -> Found:
+def _assistments(name: str, file: BufferedIOBase) -> Found:
     """Four lines a student: who, problems, skills, right or wrong. An event is 2 problem + 1 if it was solved."""
 
     def users() -> Iterator[User]:
@@ -123,7 +124,7 @@ def _assistments(name: str, file: IO[bytes]) -> Found:
     return Found(users())
 
 
-def _xlong(name: str, file: IO[bytes]) -> Found:
+def _xlong(name: str, file: BufferedIOBase) -> Found:
     """A line a user, tabs between: index, user, items, clicked item, other item, and two lists of users (not read)."""
 
     def users() -> Iterator[User]:
@@ -137,7 +138,7 @@ def _xlong(name: str, file: IO[bytes]) -> Found:
     return Found(users())
 
 
-def _own_log(name: str, file: IO[bytes]) -> Found:
+def _own_log(name: str, file: BufferedIOBase) -> Found:
     """Rows of user, item and time in any order, as csv or parquet; users are split by lot."""
     read = _parquet_columns if name.endswith(".parquet") else _csv_columns
     users, items, times = read(name, file)
@@ -153,7 +154,7 @@ def _own_log(name: str, file: IO[bytes]) -> Found:
     return Found(found, [str(each) for each in item_names])
 
 
-def _csv_columns(name: str, file: IO[bytes]) -> tuple[Array, Array, Array]:
+def _csv_columns(name: str, file: BufferedIOBase) -> tuple[Array, Array, Array]:
     users, items, times = [], [], array("d")
     reader = csv.reader((line + "\n" for _, line in lines_of(file, name)), strict=True)
     header = next(reader, [])
@@ -188,7 +189,7 @@ def _time(text: str, name: str, line: int) -> float:
     return value
 
 
-def _parquet_columns(name: str, file: IO[bytes]) -> tuple[Array, Array, Array]:
+def _parquet_columns(name: str, file: BufferedIOBase) -> tuple[Array, Array, Array]:
     try:
         import pyarrow
         from pyarrow import parquet
@@ -211,7 +212,7 @@ def _parquet_columns(name: str, file: IO[bytes]) -> tuple[Array, Array, Array]:
     return users, items, times
 
 
-_READERS: dict[str, tuple[re.Pattern[str], Callable[[str, IO[bytes]], Found], str]] = {
+_READERS: dict[str, tuple[re.Pattern[str], Callable[[str, BufferedIOBase], Found], str]] = {
     "lastfm": (re.compile(r"event-(train|test)\.txt"), _lastfm, "event-train.txt and event-test.txt"),
     "assistments": (re.compile(r"assist2017_pid_test[1-5]\.csv"), _assistments, "assist2017_pid_test1.csv to 5"),
     "xlong": (

@@ -91,11 +91,12 @@ class ClickLog:
 
 def cuts_of(log: ClickLog, user: int, task: ClickTask, split: str) -> Iterator[Cut]:
     """A training user's cuts lie `every` events apart; a test user's final cut is marked."""
-    history, (start, end, _) = log.history(user), log.users[user]
-    first_met = dict(zip(*np.unique(history, return_index=True), strict=True))
+    history, start = log.history(user), int(log.users[user, 0])
     if log.targets is not None:
-        yield _cut(task, history, start, end - start, log.targets[user], (1, 0), final=True)
+        yield _cut(task, history, start, len(history), log.targets[user].tolist(), (1, 0), final=True)
         return
+    items_met, places_met = np.unique(history, return_index=True)
+    first_met = dict(zip(items_met.tolist(), places_met.tolist(), strict=True))
     last = len(history) - 1
     places = list(range(task.least, last + (split != "test"), task.every))
     if split == "test" and last >= task.least:
@@ -132,19 +133,23 @@ def _cut(
     evidence = int(met[-1]) if len(met) else -1
     ago = place - first - evidence
     part = 3 if evidence < 0 else sum(ago > age for age in AGES)
-    whole = int(start)
-    return Cut(whole + first, whole + place, tuple(map(int, items)), clicked, part + FINAL * final, evidence)
+    return Cut(start + first, start + place, tuple(items), clicked, part + FINAL * final, evidence)
 
 
 def _negatives(log: ClickLog, random: StableRandom, first_met: dict[int, int], place: int, count: int) -> list[int]:
     """Items not met up to and with `place`, each as likely as it is popular."""
     total, chosen = int(log.popularity[-1]), list[int]()
-    for _ in range(100):
+    for _ in range(20):
         for item in np.searchsorted(log.popularity, random.integers(total, 4 * count), side="right").tolist():
             if first_met.get(item, place + 1) > place and item not in chosen:
                 chosen.append(item)
                 if len(chosen) == count:
                     return chosen
+    # a user who has met nearly everything that is popular: any of the rest
+    rest = [i for i in range(log.num_items) if first_met.get(i, place + 1) > place and i not in chosen]
+    missing = count - len(chosen)
+    if len(rest) >= missing:
+        return chosen + [rest[i] for i in random.permutation(len(rest))[:missing]]
     raise BadInput(
         f"A user has met nearly every item by event {place}, and there are no {count} others to ask for; "
         "lower --task.negatives."

@@ -12,8 +12,9 @@ import csv
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from io import BufferedIOBase
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -81,7 +82,7 @@ def _is_ours(name: str) -> bool:
     return file in _DUMPS or file in ("summaries.csv", "qaps.csv") or bool(_STORY.match(file))
 
 
-def _read(name: str, file: IO[bytes], documents: dict[str, Document], asked: dict[str, list[Asked]]) -> int:
+def _read(name: str, file: BufferedIOBase, documents: dict[str, Document], asked: dict[str, list[Asked]]) -> int:
     kind = base(name)
     if kind in _DUMPS:
         return _read_dump(name, file, _DUMPS[kind], documents)
@@ -100,7 +101,7 @@ def _read(name: str, file: IO[bytes], documents: dict[str, Document], asked: dic
     return _read_story(name, file, documents)
 
 
-def _read_dump(name: str, file: IO[bytes], split: str, documents: dict[str, Document]) -> int:
+def _read_dump(name: str, file: BufferedIOBase, split: str, documents: dict[str, Document]) -> int:
     entries = json_of(file, name)
     if not isinstance(entries, list):
         raise MalformedFile(name, 1, "expected a list of questions")
@@ -139,7 +140,7 @@ def _content(words: list[str]) -> list[str]:
     return [word for word in words if word not in ("the", "a", "an") and any(map(str.isalnum, word))]
 
 
-def _read_summaries(name: str, file: IO[bytes], documents: dict[str, Document]) -> int:
+def _read_summaries(name: str, file: BufferedIOBase, documents: dict[str, Document]) -> int:
     rows = 0
     for number, row in _table(name, file, "document_id", "set", "summary"):
         if row["set"] not in _SETS:
@@ -155,7 +156,7 @@ def _read_summaries(name: str, file: IO[bytes], documents: dict[str, Document]) 
     return rows
 
 
-def _read_story(name: str, file: IO[bytes], documents: dict[str, Document]) -> int:
+def _read_story(name: str, file: BufferedIOBase, documents: dict[str, Document]) -> int:
     words: list[str] = []
     rows = 0
     for _, row in _table(name, file, "section", "text"):
@@ -167,7 +168,7 @@ def _read_story(name: str, file: IO[bytes], documents: dict[str, Document]) -> i
     return rows
 
 
-def _table(name: str, file: IO[bytes], *columns: str) -> Iterator[tuple[int, dict[str, str]]]:
+def _table(name: str, file: BufferedIOBase, *columns: str) -> Iterator[tuple[int, dict[str, str]]]:
     """Rows of a csv file with the number of the line they end on."""
     reader = csv.DictReader((line + "\n" for _, line in lines_of(file, name)), strict=True)
     try:

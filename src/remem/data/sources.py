@@ -10,8 +10,9 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import BufferedIOBase
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 from remem.data.babi_format import MalformedFile
 from remem.errors import BadInput
@@ -19,7 +20,7 @@ from remem.errors import BadInput
 _DAMAGED = (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, zlib.error, lzma.LZMAError)
 
 
-def files_of(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, IO[bytes]]]:
+def files_of(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, BufferedIOBase]]:
     """Name and content of each file whose name is wanted, one at a time; archives inside a folder are opened too.
 
     Names are paths inside the folder or archive, so that files of one name in different folders can be told apart.
@@ -34,7 +35,7 @@ def files_of(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, I
         raise BadInput(f"{path} is damaged or not what its name says ({error}); nothing was imported.") from None
 
 
-def _files(path: Path, name: str, wanted: Callable[[str], bool]) -> Iterator[tuple[str, IO[bytes]]]:
+def _files(path: Path, name: str, wanted: Callable[[str], bool]) -> Iterator[tuple[str, BufferedIOBase]]:
     if path.is_dir():
         for file in sorted(path.rglob("*")):
             if file.is_file():
@@ -44,13 +45,13 @@ def _files(path: Path, name: str, wanted: Callable[[str], bool]) -> Iterator[tup
             for entry in archive.infolist():
                 if not entry.is_dir() and wanted(entry.filename):
                     with archive.open(entry) as content:
-                        yield entry.filename, content
+                        yield entry.filename, content  # type: ignore[misc]  # a BufferedIOBase, as all of these
     elif path.name.endswith((".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")):
         with tarfile.open(path) as archive:
             for member in archive:
                 stream = archive.extractfile(member) if member.isfile() and wanted(member.name) else None
                 if stream is not None:
-                    yield member.name, stream
+                    yield member.name, stream  # type: ignore[misc]
             # tarfile stops at the end marker; only the compressor's own end checks its checksum
             while archive.fileobj and archive.fileobj.read(1 << 20):
                 pass
@@ -73,7 +74,7 @@ def base(name: str) -> str:
     return PurePosixPath(name).name
 
 
-def lines_of(file: IO[bytes], name: str) -> Iterator[tuple[int, str]]:
+def lines_of(file: BufferedIOBase, name: str) -> Iterator[tuple[int, str]]:
     """Numbered lines of a UTF-8 text without their ends; never more than one line in memory."""
     for number, raw in enumerate(file, start=1):
         try:
@@ -82,7 +83,7 @@ def lines_of(file: IO[bytes], name: str) -> Iterator[tuple[int, str]]:
             raise MalformedFile(name, number, "the line is not UTF-8 text") from None
 
 
-def json_of(file: IO[bytes], name: str) -> Any:
+def json_of(file: BufferedIOBase, name: str) -> Any:
     """A JSON file; what is wrong with it is said with its line."""
     try:
         return json.loads(file.read().decode("utf-8"))

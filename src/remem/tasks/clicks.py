@@ -16,6 +16,8 @@ from remem.errors import BadInput
 from remem.settings.tasks import ClickTask
 from remem.tasks.base import Metrics, Tally, Task
 
+FEWEST = 20  # an area over fewer questions says nothing
+
 
 def click_task(settings: ClickTask, codec: ClickCodec | None = None) -> Task:
     """The prepared log of `settings.folder`; a trained model brings its codec."""
@@ -42,13 +44,14 @@ def click_task(settings: ClickTask, codec: ClickCodec | None = None) -> Task:
 def areas(tally: Tally) -> Metrics:
     """AUC in percent, of final cuts and of every cut; also where the target was last met over 50 or 200 events ago.
 
-    A figure is left out where there is nothing to order: no click, or nothing but clicks.
+    A figure is left out where there is too little to order: no click, nothing but clicks, or a handful of questions.
     """
     found = {}
     for name, parts in (("auc", range(FINAL, len(PARTS))), ("every_auc", range(len(PARTS)))):
         for suffix, wanted in (("", range(4)), ("_over_50", range(1, 3)), ("_over_200", range(2, 3))):
-            area = tally.auc_of([part for part in parts if part % FINAL in wanted])
-            if not math.isnan(area):
+            chosen = [part for part in parts if part % FINAL in wanted]
+            area = tally.auc_of(chosen)
+            if not math.isnan(area) and sum(tally.parts.get(part, (0, 0))[1] for part in chosen) >= FEWEST:
                 found[name + suffix] = area
     return {**found, "accuracy": tally.accuracy}
 
