@@ -34,7 +34,7 @@ def slow_score(model: Any, text: Sequence[int], question: Sequence[int], candida
     for word in counted:
         vector = model.embed.table.weight[word].tolist()
         chance = sum(a for a, there in zip(attention, text, strict=True) if there == word)
-        chance += nowhere * sigmoid(qa.affine(model.outside, vector)[0])
+        chance += nowhere * sigmoid(qa.affine(model.outside, vector)[0] + qa.dot(qa.affine(model.expected, g), vector))
         weight = sigmoid(qa.affine(model.weight, vector)[0])
         total, weights = total + weight * math.log(chance + 1e-8), weights + weight
     return math.exp(model.log_scale.item()) * total / weights
@@ -55,6 +55,7 @@ def test_attention_is_added_up_wherever_a_word_stands() -> None:
         parameter.data.zero_()  # g = 0: the same attention everywhere
     model.outside.bias.data.fill_(-30.0)
     model.outside.weight.data.zero_()
+    model.expected.weight.data.zero_()
     model.log_scale.data.zero_()
     with torch.no_grad():
         scores = model(qa.streams([[1, 2, 1]]), qa.questions([[([6], 1)]], [[[1], [2], [5]]]))

@@ -11,8 +11,9 @@ The original answers with one word. Of a candidate of several words, as Narrativ
 
 Ours are: r(w) = sigma(v . x_w), so that articles and marks count less, and 0 for words that are in the question, unless
 all are, since an answer that repeats the question says nothing; the place "nowhere", a learned vector beside the s_t,
-whose share of the attention goes to any word by sigma(v' . x_w), since many answers hold a word that the text does
-not; the factor tau; dropout on the words' vectors. Text, question and candidates share their words' vectors.
+whose share of the attention goes to any word by sigma(v' . x_w + x_w . W g), since many answers hold a word that is not
+in the text, and a question tells what to expect; the factor tau; dropout on the words' vectors. Text, question and
+candidates share their words' vectors.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class ASReader(nn.Module):
         word_dim = embed.table.embedding_dim
         self.reader = BiGRU(input_dim=word_dim, output_dim=model_dim)
         self.nowhere = nn.Parameter(torch.randn(model_dim) * model_dim**-0.5)
-        self.outside = nn.Linear(word_dim, 1)  # v', whether a word is one that comes from nowhere
+        self.outside = nn.Linear(word_dim, 1)  # v', whether a word is one that comes from nowhere,
+        self.expected = nn.Linear(model_dim, word_dim, bias=False)  # and W, as an answer to this question
         self.weight = nn.Linear(word_dim, 1)  # v, how much a word of a candidate counts
         self.log_scale = nn.Parameter(torch.zeros(()))  # log tau
         self.dropout = nn.Dropout(dropout)
@@ -54,13 +56,15 @@ class ASReader(nn.Module):
             raise BadInput("AS Reader chooses among candidate answers; the question came without any.")
         reading = read_stream(stream, query)
         words = stream.items.flatten(0, 1)[reading.rows]  # [b, l]
-        attention = self._attend(words, reading, encode_questions(self.query_encoder, query))  # [b, q, l + 1]
+        question = encode_questions(self.query_encoder, query)
+        attention = self._attend(words, reading, question)  # [b, q, l + 1]
         tokens, mask = query.candidates
         same = tokens.flatten(1)[..., None] == words[:, None]  # [b, c w, l]
         found = (attention[..., :-1] @ same.to(attention.dtype).mT).unflatten(-1, mask.shape[1:])  # [b, q, c, w]
         vectors = self.embed(tokens)
-        elsewhere = at_least_float32(self.outside(vectors)).sigmoid().squeeze(-1)  # [b, c, w]
-        chance = found + attention[..., -1, None, None] * elsewhere[:, None]
+        expected = (self.expected(question) @ vectors.flatten(1, 2).mT).unflatten(-1, mask.shape[1:])
+        elsewhere = at_least_float32(self.outside(vectors).squeeze(-1)[:, None] + expected).sigmoid()  # [b, q, c, w]
+        chance = found + attention[..., -1, None, None] * elsewhere
         weights = at_least_float32(self.weight(vectors)).sigmoid().squeeze(-1)[:, None] * _counted(query, tokens, mask)
         score = (weights * (chance + LEAST).log()).sum(dim=-1) / weights.sum(dim=-1).clamp(min=LEAST)
         return (self.log_scale.exp() * score).masked_fill(~mask.any(dim=-1)[:, None], -torch.inf)
