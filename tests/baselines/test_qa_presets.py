@@ -28,9 +28,10 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     write_narrativeqa(folder / "text", documents=10)
     import_narrativeqa([folder / "text"], folder / "narrativeqa")
     write_activitynetqa(folder / "video")
+    captions = folder / "video/captions"
     import_activitynetqa(
-        [folder / "video/dataset"], folder / "activitynetqa", captions=folder / "video/captions", encode=hashed_sentences
-    )  # fmt: skip
+        [folder / "video/dataset"], folder / "activitynetqa", captions=captions, encode=hashed_sentences
+    )
     return {task: folder / task for task in ("narrativeqa", "activitynetqa")}
 
 
