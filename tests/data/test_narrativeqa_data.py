@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,6 @@ from remem.data.long_twins import write_narrativeqa
 from remem.data.narrativeqa import Summaries, as_split, folds
 from remem.data.narrativeqa_files import import_narrativeqa
 from remem.errors import BadInput
-
-DATA = os.environ.get("REMEM_NARRATIVEQA")
 
 
 @pytest.fixture
@@ -159,16 +156,3 @@ def test_a_folder_without_questions_is_refused(tmp_path: Path) -> None:
         import_narrativeqa([tmp_path], tmp_path / "data")
     with pytest.raises(BadInput, match="does not exist"):
         import_narrativeqa([tmp_path / "nowhere"], tmp_path / "data")
-
-
-@pytest.mark.data
-@pytest.mark.skipif(not DATA, reason="set REMEM_NARRATIVEQA to the folder of the original files to run this")
-def test_the_original_files_hold_what_was_counted(tmp_path: Path) -> None:
-    from remem.tasks.narrativeqa import chance
-
-    counts = import_narrativeqa([Path(str(DATA))], tmp_path / "data")["counts"]
-    assert counts["valid"] == {"documents": 115, "questions": 3461}
-    assert counts["test"] == {"documents": 355, "questions": 10_557}
-    data = Summaries(tmp_path / "data")
-    assert chance(data, data.numbers("valid")) == pytest.approx(0.133, abs=0.001)
-    assert chance(data, data.numbers("test")) == pytest.approx(0.134, abs=0.001)

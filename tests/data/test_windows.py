@@ -64,7 +64,9 @@ def test_the_fingerprint_sees_values_vectors_and_bounds() -> None:
     ]
     prints = [split_of(windows).fingerprint() for windows in variants]
     assert len(set(prints)) == len(prints)
-    assert split_of(WINDOWS.to(torch.device("cpu"))).fingerprint() == prints[0]
+    # an item that no segment uses is nothing a model sees
+    longer = replace(WINDOWS, values=torch.cat([VALUES, VALUES]))
+    assert split_of(longer).fingerprint() == prints[0]
 
 
 def write(folder: Path, rows: int) -> None:
@@ -112,3 +114,16 @@ def test_damaged_or_foreign_prepared_data_is_refused_with_a_sentence(tmp_path: P
     (tmp_path / "data" / "names.txt").write_text("a\n")
     with pytest.raises(BadInput, match="has 1 lines"):
         prepared.lines("names")
+
+
+def test_what_goes_to_a_device_is_what_its_segments_use() -> None:
+    """The device here is one that keeps shapes alone; the numbers are those of the same steps on a CPU."""
+    windows = Windows(torch.arange(20, dtype=torch.int32), torch.tensor([12, 4, 6]), torch.tensor([3, 3, 3]))
+    values, start = windows._used_values()
+    assert values.tolist() == [4, 5, 6, 7, 8, 12, 13, 14]
+    moved = replace(windows, values=values, start=start)
+    rows = torch.tensor([0, 1, 2, 1])
+    assert torch.equal(moved.take(rows, 3)[0], windows.take(rows, 3)[0])
+    far = replace(windows, vectors=torch.randn(20, 2)).to(torch.device("meta"))
+    assert far.vectors is not None
+    assert (far.values.shape, far.vectors.shape) == ((8,), (8, 2))

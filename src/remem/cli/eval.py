@@ -30,6 +30,7 @@ def main(argv: list[str]) -> None:
     """Load, test, print."""
     options = tyro.cli(Options, args=argv, prog="remem eval")
     from remem.bundle import load_bundle
+    from remem.tasks.base import plain
     from remem.tasks.load import load_task
     from remem.training.evaluate import evaluate
     from remem.training.run import pick_device
@@ -41,8 +42,8 @@ def main(argv: list[str]) -> None:
     tally = evaluate(bundle.model.to(device), split, batch_size=options.batch_size)
     metrics = task.metrics(tally)
     if options.format == "json":
-        parts = {task.part_names[p]: {"right": r, "total": n} for p, (r, n) in sorted(tally.parts.items())}
-        ages = [[age, right, total] for age, (right, total) in sorted(tally.ages.items())]
+        parts = {task.part_names[p]: {"right": plain(r), "total": n} for p, (r, n) in sorted(tally.parts.items())}
+        ages = [[age, plain(right), total] for age, (right, total) in sorted(tally.ages.items())]
         print(
             json.dumps(
                 {

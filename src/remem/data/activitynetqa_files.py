@@ -149,7 +149,7 @@ def _caption_vectors(name: str, table: dict[str, Any], encode: Encode) -> Iterat
 
 
 def active_sentences(
-    duration: float, spans: Sequence[Sequence[float]], sentences: Sequence[str]
+    duration: float | int, spans: Sequence[Sequence[float | int]], sentences: Sequence[str]
 ) -> list[tuple[int, ...]]:
     """For each second of a video, the sentences whose span contains it."""
     if len(spans) != len(sentences) or not math.isfinite(duration) or duration <= 0:

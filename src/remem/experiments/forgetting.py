@@ -10,7 +10,7 @@ from remem.errors import BadInput
 from remem.experiments.records import Record
 from remem.experiments.tables import Runs, Table, format_columns, spread
 
-Counts = dict[int, tuple[int, int]]  # age in segments -> right answers, all answers
+Counts = dict[int, tuple[float, int]]  # age in segments -> right answers (or reciprocal ranks), all answers
 MOST_ROWS = 10
 
 
@@ -46,7 +46,7 @@ def age_counts(path: Path, record: Record) -> Counts:
         for age, right, total in record["test_by_age"]:
             if not 0 <= right <= total or total == 0:
                 raise ValueError
-            counts[int(age)] = (int(right), int(total))
+            counts[int(age)] = (float(right), int(total))
     except (TypeError, ValueError):
         raise BadInput(f"{path} is damaged: 'test_by_age' must hold an age, right answers and all answers.") from None
     return counts

@@ -65,6 +65,11 @@ class Tally:
         return 100 * sum(right for right, _ in self.parts.values()) / self.questions
 
 
+def plain(right: float) -> float:
+    """A count of right answers as it is written down: whole where it is whole."""
+    return int(right) if right == int(right) else round(right, 4)
+
+
 def _plus(count: tuple[float, int], correct: float) -> tuple[float, int]:
     return count[0] + correct, count[1] + 1
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from remem.data.click_files import import_clicks
-from remem.data.clicks import FINAL, PARTS, ClickLog, as_split
+from remem.data.clicks import AGES, FINAL, PARTS, ClickLog, as_split, cuts_of
 from remem.data.codec import ClickCodec
 from remem.data.dataset import Split
 from remem.data.prepared import MANIFEST
@@ -38,7 +38,23 @@ def click_task(settings: ClickTask, codec: ClickCodec | None = None) -> Task:
         score=lambda metrics: metrics.get("every_auc", metrics["accuracy"]),
         chance=50.0,
         sources=log().prepared.manifest["counts"] if settings.folder.exists() else {},
+        beside=lambda: plain_lists(log(), settings),
     )
+
+
+def plain_lists(log: ClickLog, settings: ClickTask) -> Metrics:
+    """AUC over every test cut of whoever keeps the last items as they are and says yes to what is among them.
+
+    Known where what was not clicked was never met: then a list is right about it, and about as many clicks as it holds.
+    """
+    if log.responses or log.targets is not None:
+        return {}
+    whens = [cut.part % FINAL for user in log.numbers("test") for cut in cuts_of(log, user, settings, "test")]
+    found = {}
+    for number, length in enumerate((*AGES, settings.history)):
+        share = sum(when <= number for when in whens) / max(1, len(whens))
+        found[f"list_of_{length}_every_auc"] = 50 * (1 + share)
+    return found
 
 
 def areas(tally: Tally) -> Metrics:

@@ -18,7 +18,7 @@ from remem.data.dataset import Split
 from remem.model.assembly import MemoryModel
 from remem.settings.codec import to_json
 from remem.settings.run import Run
-from remem.tasks.base import Tally, Task
+from remem.tasks.base import Tally, Task, plain
 from remem.training.checkpoint import Progress
 
 FORMAT = 1
@@ -62,7 +62,7 @@ def make_record(
             "state_floats": state_floats(model) if isinstance(model, MemoryModel) else None,
         },
         "metrics": {"valid": chosen, "test": rounded(task.metrics(test)), "beside": rounded(task.beside())},
-        "test_by_age": [[age, right, total] for age, (right, total) in sorted(test.ages.items())],
+        "test_by_age": [[age, plain(right), total] for age, (right, total) in sorted(test.ages.items())],
         "history": progress.history,
         "sampler_stage": stage_one,
         **({"pretraining": pretraining} if pretraining else {}),
