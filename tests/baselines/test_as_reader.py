@@ -27,7 +27,8 @@ def slow_score(model: Any, text: Sequence[int], question: Sequence[int], candida
         states, _ = model.reader(model.embed(torch.tensor([text])), real)
         asked = model.query_encoder(torch.tensor([question]), torch.ones(1, len(question), dtype=torch.bool))
     g = asked[0].tolist()
-    powers = [math.exp(qa.dot(state, g)) for state in [*states[0].tolist(), model.nowhere.tolist()]]
+    powers = [math.exp(qa.dot(state, g)) for state in states[0].tolist()]
+    powers.append(len(text) * math.exp(qa.dot(model.nowhere.tolist(), g)))
     *attention, nowhere = [power / sum(powers) for power in powers]
     counted = [word for word in candidate if word not in question] or candidate
     total = weights = 0.0
@@ -59,8 +60,8 @@ def test_attention_is_added_up_wherever_a_word_stands() -> None:
     model.log_scale.data.zero_()
     with torch.no_grad():
         scores = model(qa.streams([[1, 2, 1]]), qa.questions([[([6], 1)]], [[[1], [2], [5]]]))
-    assert scores[0, 0, 0].exp() == pytest.approx(2 / 4, rel=1e-4)  # three words and nowhere
-    assert scores[0, 0, 1].exp() == pytest.approx(1 / 4, rel=1e-4)
+    assert scores[0, 0, 0].exp() == pytest.approx(2 / 6, rel=1e-4)  # three words, and nowhere as heavy as they
+    assert scores[0, 0, 1].exp() == pytest.approx(1 / 6, rel=1e-4)
     assert scores[0, 0, 2].exp() < 1e-7
 
 

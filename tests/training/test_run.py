@@ -16,8 +16,8 @@ from remem.data.babi_twin import write_twin
 from remem.errors import BadInput
 from remem.experiments.presets import PRESETS
 from remem.model.sampler import HistorySampler
-from remem.settings.codec import from_json
 from remem.settings.baselines import QuestionAnswerSettings
+from remem.settings.codec import from_json
 from remem.settings.model import ModelSettings
 from remem.settings.run import Run, TrainSettings
 from remem.settings.tasks import BabiTask

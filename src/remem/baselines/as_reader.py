@@ -10,10 +10,10 @@ The original answers with one word. Of a candidate of several words, as Narrativ
     score = tau * sum_j r(w_j) log P(w_j) / sum_j r(w_j)
 
 Ours are: r(w) = sigma(v . x_w), so that articles and marks count less, and 0 for words that are in the question, unless
-all are, since an answer that repeats the question says nothing; the place "nowhere", a learned vector beside the s_t,
-whose share of the attention goes to any word by sigma(v' . x_w + x_w . W g), since many answers hold a word that is not
-in the text, and a question tells what to expect; the factor tau; dropout on the words' vectors. Text, question and
-candidates share their words' vectors.
+all are, since an answer that repeats the question says nothing; the place "nowhere", a learned vector beside the s_t
+and as heavy as all of them, whose share of the attention goes to any word by sigma(v' . x_w + x_w . W g), since many
+answers hold a word that is not in the text, and a question tells what to expect; the factor tau; dropout on the words'
+vectors. Text, question and candidates share their words' vectors.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from remem.model.recurrent import BiGRU
 from remem.ops.precision import at_least_float32
 
 LEAST = 1e-8  # of a word's probability
+OUTSIDE = -6.0  # a word from nowhere starts about as likely as one that stands in a text of some hundred words once
 
 
 class ASReader(nn.Module):
@@ -46,6 +47,7 @@ class ASReader(nn.Module):
         self.nowhere = nn.Parameter(torch.randn(model_dim) * model_dim**-0.5)
         self.outside = nn.Linear(word_dim, 1)  # v', whether a word is one that comes from nowhere,
         self.expected = nn.Linear(model_dim, word_dim, bias=False)  # and W, as an answer to this question
+        nn.init.constant_(self.outside.bias, OUTSIDE)
         self.weight = nn.Linear(word_dim, 1)  # v, how much a word of a candidate counts
         self.log_scale = nn.Parameter(torch.zeros(()))  # log tau
         self.dropout = nn.Dropout(dropout)
@@ -79,7 +81,8 @@ class ASReader(nn.Module):
         asked = by_view(question, v)  # [b, v, p, m]
         scores = at_least_float32(asked @ states.unflatten(0, (b, v)).mT)  # [b, v, p, l]
         scores = scores.masked_fill(~reading.real[:, :, None], -torch.inf)
-        nowhere = at_least_float32(asked @ self.nowhere)[..., None]
+        length = reading.real.sum(dim=-1).clamp(min=1).log()[:, :, None]  # as heavy as the whole text to begin with
+        nowhere = (at_least_float32(asked @ self.nowhere) + length)[..., None]
         return torch.cat([scores, nowhere], dim=-1).softmax(dim=-1).flatten(1, 2)
 
 
