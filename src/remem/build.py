@@ -132,11 +132,10 @@ def build_question_answerer(settings: ModelSettings, codec: Codec) -> ASReader |
     if isinstance(machine, ASReaderSettings | E2EMNSettings):
         if not isinstance(codec, PassageCodec):
             raise BadInput("AS Reader and E2E-MN choose among candidates made of the text's words; this task has none.")
+        sizes: dict[str, int] = {"num_words": codec.num_items, "model_dim": model_dim}
         if isinstance(machine, E2EMNSettings):
-            return E2EMN(num_words=codec.num_items, model_dim=model_dim, **_fields(machine))
-        words = _item_embedding(settings, codec.num_items)
-        encoder = SentenceQueryEncoder(words=words.table, model_dim=model_dim)
-        return ASReader(embed=words, query_encoder=encoder, model_dim=model_dim, **_fields(machine))
+            return E2EMN(**sizes, **_fields(machine))
+        return ASReader(**sizes, word_dim=settings.item_dim, **_fields(machine))
     embed = build_embedding(settings, codec)
     query_encoder = build_query_encoder(settings, codec, embed)
     head = build_head(settings, codec, model_dim, query_encoder)

@@ -37,12 +37,10 @@ OUTSIDE = -6.0  # a word from nowhere starts about as likely as one that stands 
 class ASReader(nn.Module):
     """T(X, Q) by pointing at the words of the text."""
 
-    def __init__(
-        self, *, embed: ItemEmbedding, query_encoder: SentenceQueryEncoder, model_dim: int, dropout: float
-    ) -> None:
+    def __init__(self, *, num_words: int, word_dim: int, model_dim: int, word_std: float, dropout: float) -> None:
         super().__init__()
-        self.embed, self.query_encoder = embed, query_encoder
-        word_dim = embed.table.embedding_dim
+        self.embed = ItemEmbedding(num_items=num_words, item_dim=word_dim, std=word_std)
+        self.query_encoder = SentenceQueryEncoder(words=self.embed.table, model_dim=model_dim)
         self.reader = BiGRU(input_dim=word_dim, output_dim=model_dim)
         self.nowhere = nn.Parameter(torch.randn(model_dim) * model_dim**-0.5)
         self.outside = nn.Linear(word_dim, 1)  # v', whether a word is one that comes from nowhere,

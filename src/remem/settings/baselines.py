@@ -145,6 +145,8 @@ class NativeSTMSettings:
 class ASReaderSettings:
     """Attention sum reader: points at the words of the whole text (NarrativeQA)."""
 
+    word_std: float = 0.06
+    """Standard deviation of the initial words, that of the original's uniform ones between -0.1 and 0.1."""
     dropout: float = 0.1
     """Dropout on the words' vectors while training."""
 
