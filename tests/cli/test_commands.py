@@ -16,6 +16,7 @@ import remem
 from remem.cli.main import COMMANDS, main
 from remem.data.babi_twin import write_twin
 from remem.data.synthetic import export_jsonl
+from remem.experiments.paper import PAPER
 from remem.experiments.presets import PRESETS
 from remem.settings.tasks import SyntheticTask
 
@@ -248,4 +249,7 @@ def test_the_public_names_are_there_and_no_others() -> None:
     assert set(dir(remem)) == set(remem.__all__)
     with pytest.raises(AttributeError, match="nothing_like_it"):
         remem.nothing_like_it  # noqa: B018
-    assert len(PRESETS) == 48
+    # every table has the rows of the whole family
+    assert {f"{task}/{method}" for task in PAPER for method in ("rm-paper", "rm", "rm-no-rehearsal", "ct")} <= set(
+        PRESETS
+    )

@@ -134,3 +134,14 @@ def test_a_file_of_another_kind_is_refused_with_a_sentence(tmp_path: Path) -> No
     save_tensors(tmp_path / MODEL_FILE, {"weight": torch.zeros(2)}, {"step": 3})
     with pytest.raises(BadInput, match="another kind"):
         load_bundle(tmp_path)
+
+
+def test_a_sampler_saved_before_there_were_other_heads_still_loads(tmp_path: Path) -> None:
+    sampler = build_sampler(RM, CODEC)
+    save_sampler(tmp_path, sampler, RUN, CODEC)
+    tensors, info = load_tensors(tmp_path / "sampler.safetensors")
+    older = {name.replace("head.classify.", "head."): tensor for name, tensor in tensors.items()}
+    assert older.keys() != tensors.keys()
+    save_tensors(tmp_path / "sampler.safetensors", older, info)
+    loaded = load_sampler(tmp_path, CODEC)
+    assert torch.equal(loaded.head.classify.weight, sampler.head.classify.weight)  # type: ignore[union-attr]

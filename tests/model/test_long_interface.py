@@ -25,15 +25,13 @@ from remem.training.objective import DirectObjective, draw_distractors, make_obj
 
 B, T, N, Q, E = 3, 4, 5, 2, 7
 WORDS = [UNKNOWN_WORD, *(f"w{i}" for i in range(8))]
-METHODS = (
-    "rm", "rm-paper", "rm-no-rehearsal", "dnc", "nutm", "dmsdnc", "stm", "ct", "dnc-rehearsal",
-    "directly-reason", "multi-hop-reason",
-)  # fmt: skip
 CODECS: dict[str, Codec] = {
     "narrativeqa": PassageCodec(segment_len=N, words=WORDS),
     "activitynetqa": FrameCodec(segment_len=N, width=E, words=WORDS, answers=list("abcd")),
     "lastfm": ClickCodec(segment_len=N, num_items=30),
 }
+# logs of clicks have the same presets, whoever clicks
+LONG = [name for name in PRESETS if name.split("/")[0] in CODECS]
 
 
 def example(task: str) -> Batch:
@@ -59,17 +57,17 @@ def example(task: str) -> Batch:
     return Batch(stream, query, torch.arange(B))
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("task", CODECS)
-def test_every_method_trains_on_every_kind_of_task(task: str, method: str, shrink: Any) -> None:
-    settings: ModelSettings = shrink(PRESETS[f"{task}/{method}"].model)
+@pytest.mark.parametrize("name", LONG)
+def test_every_method_trains_on_every_kind_of_task(name: str, shrink: Any) -> None:
+    settings: ModelSettings = shrink(PRESETS[name].model)
+    task, _, _ = name.partition("/")
     codec, batch = CODECS[task], example(task)
     model, sampler = build_model(settings, codec), build_sampler(settings, codec)
     loss, _ = make_objective(model, settings.rehearsal, sampler)(batch)
     loss.backward()
-    without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
+    without = [part for part, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
     # a last state's own read may go nowhere, but embedding, question and head always learn
-    assert not [name for name in without if name.startswith(("embed", "query_encoder", "head", "reasoner"))]
+    assert not [part for part in without if part.startswith(("embed", "query_encoder", "head", "reasoner"))]
     scores = model.eval()(batch.stream, batch.query)
     assert scores.shape == (B, Q, {"narrativeqa": 4, "activitynetqa": 4, "lastfm": 1}[task])
     sampler_loss, _ = DirectObjective(sampler)(batch)

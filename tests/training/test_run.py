@@ -16,11 +16,10 @@ from remem.data.babi_twin import write_twin
 from remem.errors import BadInput
 from remem.experiments.presets import PRESETS
 from remem.model.sampler import HistorySampler
-from remem.settings.baselines import QuestionAnswerSettings
 from remem.settings.codec import from_json
 from remem.settings.model import ModelSettings
 from remem.settings.run import Run, TrainSettings
-from remem.settings.tasks import BabiTask
+from remem.settings.tasks import BabiTask, SyntheticTask
 from remem.tasks.load import load_task
 from remem.training.evaluate import evaluate
 from remem.training.record import code_version
@@ -96,11 +95,11 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "prepared"
 
 
-# methods that need words and candidates, or vectors: tests/baselines/test_qa_presets.py
-ELSEWHERE = {name for name, run in PRESETS.items() if isinstance(run.model.machine, QuestionAnswerSettings)}
+# those of the long tasks take their steps in tests/model/test_long_interface.py
+SHORT = [name for name, run in PRESETS.items() if isinstance(run.task, BabiTask | SyntheticTask)]
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if name not in ELSEWHERE])
+@pytest.mark.parametrize("name", SHORT)
 def test_every_preset_takes_two_steps_on_a_tiny_twin_of_its_data(
     name: str, twin: Path, tiny_run: Run, shrink: Callable[[ModelSettings], ModelSettings], tmp_path: Path
 ) -> None:
