@@ -72,7 +72,9 @@ class E2EMN(nn.Module):
 
     def _memories(self, table: int, stream: StreamBatch, ages: Int[Tensor, "b v t"]) -> Float[Tensor, "b v t m"]:
         bags = self._bags(table, stream.items, stream.item_mask)  # each distinct sentence once
-        return bags[stream.order][:, None] + self.ages[table](ages)
+        # by rows: the gradient of that is a plain sum into rows
+        rows = bags.index_select(0, stream.order.flatten()).unflatten(0, stream.order.shape)
+        return rows[:, None] + self.ages[table](ages)
 
     def _bags(self, table: int, words: Int[Tensor, "*s n"], mask: Bool[Tensor, "*s n"]) -> Float[Tensor, "*s m"]:
         """sum_j l_j * A w_j of every row of words: the plain sum, and one by place that is scaled by number."""
