@@ -88,6 +88,14 @@ def test_padding_changes_no_answer(task: str, method: str, shrink: Any) -> None:
     assert_close(model(batch.stream._replace(items=items), batch.query), before)
 
 
+@pytest.mark.parametrize("task", CODECS)
+def test_the_blind_model_sees_no_stream(task: str, shrink: Any) -> None:
+    model = build_model(shrink(PRESETS[f"{task}/blind"].model), CODECS[task]).eval()
+    batch, other = example(task), example(task)
+    assert torch.equal(model(other.stream, batch.query), model(batch.stream, batch.query))
+    assert not torch.equal(model(batch.stream, other.query), model(batch.stream, batch.query))
+
+
 def test_the_target_is_embedded_as_the_streams_items_are() -> None:
     model = build_model(PRESETS["lastfm/rm"].model, CODECS["lastfm"])
     assert isinstance(model, MemoryModel)

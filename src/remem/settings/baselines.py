@@ -213,7 +213,7 @@ class HCRNSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class BlindSettings:
-    """No stream at all: what can be guessed from the question, and from the candidates if there are any."""
+    """Ours: answers from the question alone, to show what a task gives away without its streams."""
 
     dropout: float = 0.1
     """Dropout before the last layer while training."""
