@@ -2,8 +2,8 @@
 
     scores = head(q + W_2 relu(W_1 q))
 
-Ours, to be shown beside every number: encoder of questions and head are those of all methods. On NarrativeQA it sees the
-candidates, in recommendation the target item.
+Ours, to be shown beside every number: encoder of questions and head are those of all methods. On NarrativeQA it sees
+the candidates, in recommendation the target item.
 """
 
 from __future__ import annotations
