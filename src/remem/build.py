@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from remem.baselines.as_reader import ASReader
 from remem.baselines.blind import Blind
 from remem.baselines.caser import Caser
 from remem.baselines.click import ClickModel
@@ -16,7 +17,12 @@ from remem.baselines.dien import DIEN
 from remem.baselines.directly_reason import DirectlyReason, StreamReader
 from remem.baselines.dmsdnc import DMSDNC
 from remem.baselines.dnc import DNC
+from remem.baselines.e2e_mn import E2EMN
+from remem.baselines.e_mn import EMN
+from remem.baselines.e_sa import ESA
+from remem.baselines.e_vqa import EVQA
 from remem.baselines.gru4rec import GRU4Rec
+from remem.baselines.hcrn import HCRN
 from remem.baselines.hpmn import HPMN
 from remem.baselines.mimn import MIMN
 from remem.baselines.multi_hop_reason import MultiHopReason
@@ -46,7 +52,9 @@ from remem.model.sampler import HistorySampler
 from remem.model.transformer import PositionCode
 from remem.model.writer import SlotWriter
 from remem.settings.baselines import (
+    ASReaderSettings,
     BaselineSettings,
+    BlindSettings,
     CaserSettings,
     ClickSettings,
     CompressiveTransformerSettings,
@@ -54,12 +62,18 @@ from remem.settings.baselines import (
     DirectSettings,
     DMSDNCSettings,
     DNCSettings,
+    E2EMNSettings,
+    EMNSettings,
+    ESASettings,
+    EVQASettings,
     GRU4RecSettings,
+    HCRNSettings,
     HPMNSettings,
     MIMNSettings,
     NativeSTMSettings,
     NativeWordSettings,
     NUTMSettings,
+    QuestionAnswerSettings,
     RUMSettings,
     STMSettings,
 )
@@ -67,7 +81,9 @@ from remem.settings.model import EmbeddingSettings, MachineSettings, ModelSettin
 
 MOST_NAMED = 100_000  # with more items than this, a method that learns to name what it reads has nothing to name
 
-Model = MemoryModel | DirectlyReason | MultiHopReason | Blind | ClickModel | NativeWordModel | NativeSTM
+VideoModel = EVQA | EMN | ESA | HCRN
+Reader = DirectlyReason | MultiHopReason | ASReader | E2EMN | VideoModel | Blind | ClickModel
+Model = MemoryModel | Reader | NativeWordModel | NativeSTM
 
 
 def build_model(settings: ModelSettings, codec: Codec) -> Model:
@@ -76,6 +92,8 @@ def build_model(settings: ModelSettings, codec: Codec) -> Model:
         return build_direct(settings, codec)
     if isinstance(settings.machine, ClickSettings):
         return build_click(settings, codec)
+    if isinstance(settings.machine, QuestionAnswerSettings):
+        return build_question_answerer(settings, codec)
     if isinstance(settings.machine, NativeWordSettings | NativeSTMSettings):
         return build_native(settings, codec)
     return build_memory_model(settings, codec)
@@ -95,17 +113,14 @@ def build_memory_model(settings: ModelSettings, codec: Codec) -> MemoryModel:
     )
 
 
-def build_direct(settings: ModelSettings, codec: Codec) -> DirectlyReason | MultiHopReason | Blind:
+def build_direct(settings: ModelSettings, codec: Codec) -> DirectlyReason | MultiHopReason:
     """A model that reads the whole stream; it has no memory, so there is nothing to rehearse from."""
     _refuse_rehearsal(settings)
     if not isinstance(settings.machine, DirectSettings):
         raise BadInput(f"{type(settings.machine).__name__} is a memory, not a model that reads the whole stream.")
     embed = build_embedding(settings, codec)
-    query_encoder = build_query_encoder(settings, codec, embed)
-    if settings.machine.blind:
-        head = build_head(settings, codec, settings.model_dim, query_encoder)
-        return Blind(query_encoder=query_encoder, model_dim=settings.model_dim, head=head)
     reader = StreamReader(item_dim=settings.item_dim, model_dim=settings.model_dim)
+    query_encoder = build_query_encoder(settings, codec, embed)
     if settings.machine.attention:
         return MultiHopReason(
             embed=embed,
@@ -141,6 +156,36 @@ def _refuse_rehearsal(settings: ModelSettings) -> None:
         raise BadInput(
             "A model that reads the whole stream has no memory to rehearse from; give rehearsal weights of 0."
         )
+
+
+def build_question_answerer(settings: ModelSettings, codec: Codec) -> ASReader | E2EMN | VideoModel | Blind:
+    """The directly reasoning methods of text and video QA, and the one that reads nothing."""
+    _refuse_rehearsal(settings)
+    machine, model_dim = settings.machine, settings.model_dim
+    if isinstance(machine, ASReaderSettings | E2EMNSettings):
+        if not isinstance(codec, PassageCodec):
+            raise BadInput("AS Reader and E2E-MN choose among candidates made of the text's words; this task has none.")
+        sizes: dict[str, int] = {"num_words": codec.num_items, "model_dim": model_dim}
+        if isinstance(machine, E2EMNSettings):
+            return E2EMN(**sizes, **_fields(machine))
+        return ASReader(**sizes, word_dim=settings.item_dim, **_fields(machine))
+    embed = build_embedding(settings, codec)
+    query_encoder = build_query_encoder(settings, codec, embed)
+    head = build_head(settings, codec, model_dim, query_encoder)
+    ends: dict[str, Any] = {"query_encoder": query_encoder, "head": head, "model_dim": model_dim}
+    if isinstance(machine, BlindSettings):
+        return Blind(**ends, **_fields(machine))
+    ends |= {"embed": embed, "item_dim": settings.item_dim}
+    match machine:
+        case EVQASettings():
+            return EVQA(**ends, **_fields(machine))
+        case EMNSettings():
+            return EMN(**ends, **_fields(machine))
+        case ESASettings():
+            return ESA(**ends, **_fields(machine))
+        case HCRNSettings():
+            return HCRN(**ends, **_fields(machine))
+    raise BadInput(f"{type(machine).__name__} is no method of text or video QA.")
 
 
 def build_native(settings: ModelSettings, codec: Codec) -> NativeWordModel | NativeSTM:
@@ -190,10 +235,10 @@ def build_memorizer(settings: ModelSettings, codec: Codec) -> nn.Module:
             return HPMN(item_dim=item_dim, **_fields(machine))
         case MIMNSettings():
             return MIMN(item_dim=item_dim, **_fields(machine))
-        case DirectSettings() | GRU4RecSettings() | CaserSettings() | RUMSettings() | DIENSettings():
-            raise BadInput("A model that reads the whole stream has no memory of its own.")
         case NativeWordSettings() | NativeSTMSettings():
             raise BadInput("A method in its native form answers by itself; it has no memory for another reader.")
+        case _:
+            raise BadInput("A model that reads the whole stream has no memory of its own.")
 
 
 def _fields(settings: BaselineSettings) -> dict[str, Any]:

@@ -15,7 +15,13 @@ from remem.data.codec import IdCodec
 from remem.experiments.presets import PRESETS
 from remem.model.interface import EmbeddedStream, Trace
 from remem.model.machine import MemoryMachine, SlotState
-from remem.settings.baselines import ClickSettings, DirectSettings, NativeSTMSettings, NativeWordSettings
+from remem.settings.baselines import (
+    ClickSettings,
+    DirectSettings,
+    NativeSTMSettings,
+    NativeWordSettings,
+    QuestionAnswerSettings,
+)
 from remem.settings.model import ModelSettings
 
 DIM = 16
@@ -25,7 +31,10 @@ DIM = 16
 MEMORIES = {
     (run.model.machine, run.model.pre_norm, run.model.embedding): name
     for name, run in PRESETS.items()
-    if not isinstance(run.model.machine, DirectSettings | ClickSettings | NativeWordSettings | NativeSTMSettings)
+    if not isinstance(
+        run.model.machine,
+        DirectSettings | ClickSettings | NativeWordSettings | NativeSTMSettings | QuestionAnswerSettings,
+    )
 }.values()
 
 

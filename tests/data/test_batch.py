@@ -22,7 +22,7 @@ def example() -> Batch:
 
 
 def flat(query: QueryBatch) -> list[torch.Tensor]:
-    *questions, candidates = query
+    *questions, candidates, _ = query
     return [*questions, *candidates]
 
 
@@ -52,6 +52,7 @@ def test_a_change_of_questions_leaves_their_streams_candidates_alone() -> None:
     assert twice.answer.tolist() == [[3, 3]]
     assert twice.tokens.shape == (1, 2, 1)
     assert twice.candidates is query.candidates
+    assert query._replace(after_all=True).each(lambda value: value).after_all
     rows = query.rows(torch.tensor([0, 0, 0]))
     assert rows.answer.shape == (3, 1)
     assert rows.candidates is not None

@@ -235,8 +235,10 @@ def test_padded_questions_do_not_change_the_read_entropy() -> None:
 
 
 def test_anytime_rehearsal_comes_after_any_number_of_segments_up_to_the_question() -> None:
-    query = questions_at([[5]] * 400)
+    query = questions_at([[5]] * 400)._replace(after_all=True)
     earlier = rehearsed_question(query, anytime=True)
+    assert not earlier.after_all
+    assert rehearsed_question(query).after_all
     assert set(earlier.position.flatten().tolist()) == {1, 2, 3, 4, 5}
     assert torch.equal(earlier.tokens, query.tokens)
     assert torch.equal(rehearsed_question(query).position, query.position)

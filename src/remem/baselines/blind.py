@@ -1,7 +1,9 @@
 """Blind: answers from the question alone, to show what a task gives away without its streams.
 
-Ours, to be shown beside every number: the query encoder of all methods, one hidden layer, the head of all methods. On
-NarrativeQA it sees the candidates, in recommendation the target item.
+    scores = head(q + W_2 relu(W_1 q))
+
+Ours, to be shown beside every number: encoder of questions and head are those of all methods. On NarrativeQA it sees
+the candidates, in recommendation the target item.
 """
 
 from __future__ import annotations
@@ -17,14 +19,17 @@ from remem.model.heads import Head
 
 
 class Blind(nn.Module):
-    """T(Q): the stream is never looked at."""
+    """T(Q), with the encoder of questions and the last layer of every other method."""
 
-    def __init__(self, *, query_encoder: QueryEncoder, model_dim: int, head: Head) -> None:
+    def __init__(self, *, query_encoder: QueryEncoder, head: Head, model_dim: int, dropout: float) -> None:
         super().__init__()
         self.query_encoder, self.head = query_encoder, head
-        self.think = nn.Linear(model_dim, model_dim)
+        self.inner = nn.Linear(model_dim, model_dim)
+        self.outer = nn.Linear(model_dim, model_dim)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, stream: StreamBatch, query: QueryBatch) -> Float[Tensor, "b q c"]:
-        """A score for each answer."""
-        reason = torch.relu(self.think(encode_questions(self.query_encoder, query)))
-        return self.head(reason, query.candidates)
+        """A score for each answer; `stream` is not looked at."""
+        question = encode_questions(self.query_encoder, query)
+        reason = question + self.outer(torch.relu(self.inner(question)))
+        return self.head(self.dropout(reason), query.candidates)

@@ -51,6 +51,9 @@ class Candidates(NamedTuple):
     token_mask: Bool[Tensor, "b c w"]
 
 
+WHOLE = ("candidates", "after_all")  # what a QueryBatch has beside one row a question
+
+
 class QueryBatch(NamedTuple):
     """The questions of each stream, each asked after `position` segments.
 
@@ -68,10 +71,12 @@ class QueryBatch(NamedTuple):
     evidence: Int[Tensor, "b q"]  # segment where the evidence begins; -1 if nobody knows
     candidates: Candidates | None = None
     """One set for all questions of a stream; None where the answers are the same for every stream."""
+    after_all: bool = False
+    """Whether every question is known to come after its stream's last segment, so that one reading serves them all."""
 
     def each(self, change: Callable[[Tensor], Tensor]) -> QueryBatch:
         """A change of all that has one row a question, such as the choice of some; candidates belong to the stream."""
-        questions = {name: change(getattr(self, name)) for name in self._fields if name != "candidates"}
+        questions = {name: change(getattr(self, name)) for name in self._fields if name not in WHOLE}
         return self._replace(**questions)  # type: ignore[arg-type]
 
     def rows(self, rows: Int[Tensor, " r"]) -> QueryBatch:

@@ -94,6 +94,12 @@ class Split:
         lengths = self.lengths
         return tuple(int((lengths[b.order] * b.segment_mask).sum(dim=1).max()) for b in self.buckets)
 
+    @cached_property
+    def after_all(self) -> tuple[bool, ...]:
+        """Whether all questions of a bucket come after their streams' last segments; asked once, too."""
+        ends = ((b.query.position == b.segment_mask.sum(dim=1, keepdim=True)) | ~b.query.mask for b in self.buckets)
+        return tuple(bool(at_end.all()) for at_end in ends)
+
     def to(self, device: torch.device) -> Split:
         """The same split with its tensors on `device`, so that batches are gathered there."""
         buckets = tuple(
@@ -138,7 +144,8 @@ class Split:
         stream = StreamBatch(
             *self._segments(used, table.width), compact, segment_mask, in_turn, self.most_items[bucket]
         )
-        batch = Batch(stream, source.query.rows(rows), source.ids[rows])
+        query = source.query.rows(rows)._replace(after_all=self.after_all[bucket])
+        batch = Batch(stream, query, source.ids[rows])
         return batch if self.exchange is None else self.exchange(batch)
 
     def _segments(self, used: Int[Tensor, " s"], width: int) -> tuple[Tensor, Tensor]:
@@ -163,7 +170,7 @@ class Split:
             assert self.item_mask is not None
             yield from (self.items, self.item_mask)
         for bucket in self.buckets:
-            *each_question, candidates = bucket.query
+            *each_question, candidates, _ = bucket.query
             yield from (bucket.order, bucket.segment_mask, *each_question, *(candidates or ()))
 
 

@@ -6,14 +6,21 @@ from dataclasses import replace
 
 from remem.errors import BadInput
 from remem.settings.baselines import (
+    ASReaderSettings,
     BaselineSettings,
+    BlindSettings,
     CaserSettings,
     CompressiveTransformerSettings,
     DIENSettings,
     DirectSettings,
     DMSDNCSettings,
     DNCSettings,
+    E2EMNSettings,
+    EMNSettings,
+    ESASettings,
+    EVQASettings,
     GRU4RecSettings,
+    HCRNSettings,
     HPMNSettings,
     MIMNSettings,
     NativeSTMSettings,
@@ -172,7 +179,7 @@ def _rivals(paper: Run, model: ModelSettings) -> list[Run]:
     return [
         row("directly-reason", DirectSettings(), plain),
         row("multi-hop-reason", DirectSettings(attention=True), plain),
-        row("blind", DirectSettings(blind=True), plain),
+        row("blind", BlindSettings(), plain),
         row("dnc", DNCSettings(), plain),
         row("dnc-msd", DNCSettings(masked=True, deallocate=True, sharpen=True), plain),
         row("nutm", NUTMSettings(), plain),
@@ -203,6 +210,18 @@ def _click_rivals(paper: Run, model: ModelSettings) -> list[Run]:
     return [
         replace(paper, method=method, model=replace(plain, machine=machine)) for method, machine in machines.items()
     ]
+
+
+_TEXT_READERS: dict[str, BaselineSettings] = {"as-reader": ASReaderSettings(), "e2e-mn": E2EMNSettings()}
+_VIDEO_READERS: dict[str, BaselineSettings] = {
+    "e-vqa": EVQASettings(), "e-mn": EMNSettings(), "e-sa": ESASettings(), "hcrn": HCRNSettings(),
+}  # fmt: skip
+
+
+def _readers(paper: Run, model: ModelSettings, methods: dict[str, BaselineSettings]) -> list[Run]:
+    """The directly reasoning methods of a task's own table."""
+    plain = without_rehearsal(model)
+    return [replace(paper, method=name, model=replace(plain, machine=machine)) for name, machine in methods.items()]
 
 
 def _natives() -> list[Run]:
@@ -251,7 +270,9 @@ PRESETS: dict[str, Run] = {
         *_family(_SYNTHETIC, RM), *_rivals(_SYNTHETIC, RM),
         *_family(_BABI, RM_TEXT), *_rivals(_BABI, RM_TEXT), *_natives(),
         *_family(_NARRATIVEQA, RM_PASSAGE), *_rivals(_NARRATIVEQA, RM_PASSAGE),
+        *_readers(_NARRATIVEQA, RM_PASSAGE, _TEXT_READERS),
         *_family(_ACTIVITYNETQA, RM_VIDEO), *_rivals(_ACTIVITYNETQA, RM_VIDEO),
+        *_readers(_ACTIVITYNETQA, RM_VIDEO, _VIDEO_READERS),
         *(run for clicks in _CLICKS for run in (*_family(clicks, RM_CLICKS), *_rivals(clicks, RM_CLICKS))),
         *(run for clicks in _CLICKS for run in _click_rivals(clicks, RM_CLICKS)),
     )

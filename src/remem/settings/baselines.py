@@ -151,8 +151,6 @@ class DirectSettings:
 
     attention: bool = False
     """Answer by the reasoner's hops over all states (Multi-Hop Reason), not from the last one (Directly Reason)."""
-    blind: bool = False
-    """Ours: answer from the question alone, to show what a task gives away without its streams."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,6 +231,88 @@ class NativeSTMSettings:
     """Width of the hidden layers that read a sentence or a question."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ASReaderSettings:
+    """Attention sum reader: points at the words of the whole text (NarrativeQA)."""
+
+    word_std: float = 0.06
+    """Standard deviation of the initial words, that of the original's uniform ones between -0.1 and 0.1."""
+    dropout: float = 0.1
+    """Dropout on the words' vectors while training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class E2EMNSettings:
+    """End-to-end memory network: hops over all sentences, each a bag of words (NarrativeQA)."""
+
+    num_hops: int = 3
+    """Hops (K in its own paper)."""
+    num_ages: int = 128
+    """Sentences told apart by how long ago they were read; whatever is older counts as the oldest."""
+    time_noise: float = 0.1
+    """Share of empty sentences put in at random while training, so that ages vary."""
+    word_std: float = 0.02
+    """Standard deviation of the initial words and ages; its own paper has 0.1, for bags a fifth as wide."""
+    dropout: float = 0.5
+    """Dropout on the words' vectors while training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EVQASettings:
+    """E-VQA: an LSTM over the video, multiplied with the question (ActivityNet-QA)."""
+
+    num_positions: int = 20
+    """Positions of a video, evenly spread, each the mean of its share of the frames."""
+    dropout: float = 0.1
+    """Dropout before the last layer while training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EMNSettings:
+    """E-MN: a memory network over a bi-directional LSTM's states (ActivityNet-QA)."""
+
+    num_positions: int = 20
+    """Positions of a video, evenly spread, each the mean of its share of the frames."""
+    num_hops: int = 3
+    """Hops."""
+    dropout: float = 0.1
+    """Dropout before the last layer while training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ESASettings:
+    """E-SA: soft attention over the video, guided by the question (ActivityNet-QA)."""
+
+    num_positions: int = 20
+    """Positions of a video, evenly spread, each the mean of its share of the frames."""
+    dropout: float = 0.1
+    """Dropout before the last layer while training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HCRNSettings:
+    """Hierarchical conditional relation network: relations of frames, then of clips (ActivityNet-QA)."""
+
+    num_clips: int = 8
+    """Clips of a video."""
+    clip_len: int = 16
+    """Frames of a clip, evenly spread, each the mean of its share of the frames there are."""
+    dropout: float = 0.15
+    """Dropout on questions, relations and before the last layer while training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlindSettings:
+    """Ours: answers from the question alone, to show what a task gives away without its streams."""
+
+    dropout: float = 0.1
+    """Dropout before the last layer while training."""
+
+
+QuestionAnswerSettings = (
+    ASReaderSettings | E2EMNSettings | EVQASettings | EMNSettings | ESASettings | HCRNSettings | BlindSettings
+)
+
 BaselineSettings = (
     DNCSettings
     | NUTMSettings
@@ -248,4 +328,5 @@ BaselineSettings = (
     | DIENSettings
     | NativeWordSettings
     | NativeSTMSettings
+    | QuestionAnswerSettings
 )

@@ -63,7 +63,7 @@ def rehearsed_question(query: QueryBatch, *, anytime: bool = False) -> QueryBatc
     if not anytime:
         return chosen
     earlier = 1 + random_below(chosen.position)
-    return chosen._replace(position=torch.minimum(earlier, chosen.position))
+    return chosen._replace(position=torch.minimum(earlier, chosen.position), after_all=False)
 
 
 def rehearsal_losses(
