@@ -7,8 +7,9 @@ BIN := .venv/bin
 demo: setup            ## train a small rehearsal memory and read a stream with it (about 3 minutes)
 	$(BIN)/remem demo
 
+# two processes of one thread each: most tests are too small for two threads to share
 test: setup            ## the whole test suite, with branch coverage
-	$(BIN)/python -m pytest --cov --cov-report=term --durations=10
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term --durations=15
 
 lint: setup            ## style, types, import directions
 	$(BIN)/ruff check .
