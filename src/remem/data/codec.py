@@ -62,12 +62,61 @@ class IdCodec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextCodec:
-    """Streams of sentences, asked by sentences, answered by one of the answers seen in training."""
+class _Words:
+    """What codecs of texts share: a vocabulary that questions are written with."""
 
     segment_len: int
     words: list[str]
+
+    @property
+    def num_queries(self) -> int:
+        """Words of questions."""
+        return len(self.words)
+
+    @cached_property
+    def word_index(self) -> dict[str, int]:
+        """Number of each word."""
+        return {word: i for i, word in enumerate(self.words)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OpenWords(_Words):
+    """A vocabulary whose first word, `UNKNOWN_WORD`, stands for all that are not in it."""
+
+    def encode_words(self, words: Sequence[str]) -> list[int]:
+        """Numbers of words; an unknown one has the number 0."""
+        return [self.word_index.get(word, 0) for word in words]
+
+    def encode_question(self, raw: Any) -> list[int]:
+        """The words of one question."""
+        return self.encode_words(_tokens(raw))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answers:
+    """A fixed set of answers."""
+
     answers: list[str]
+
+    @property
+    def num_answers(self) -> int:
+        """Answer classes."""
+        return len(self.answers)
+
+    @cached_property
+    def answer_index(self) -> dict[str, int]:
+        """Number of each answer."""
+        return {answer: i for i, answer in enumerate(self.answers)}
+
+    def decode_answer(self, index: int) -> str:
+        """The answer's text."""
+        return self.answers[index]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextCodec(_Answers, _Words):
+    """Streams of sentences, asked by sentences, answered by one of the answers seen in training."""
+
     kind: Literal["text"] = "text"
 
     # a segment ends with its sentence
@@ -78,26 +127,6 @@ class TextCodec:
     def num_items(self) -> int:
         """Size of the vocabulary."""
         return len(self.words)
-
-    @property
-    def num_queries(self) -> int:
-        """Questions are written with the same vocabulary."""
-        return len(self.words)
-
-    @property
-    def num_answers(self) -> int:
-        """Answer classes."""
-        return len(self.answers)
-
-    @cached_property
-    def word_index(self) -> dict[str, int]:
-        """Number of each word."""
-        return {word: i for i, word in enumerate(self.words)}
-
-    @cached_property
-    def answer_index(self) -> dict[str, int]:
-        """Number of each answer."""
-        return {answer: i for i, answer in enumerate(self.answers)}
 
     def encode_words(self, words: Sequence[str]) -> list[int]:
         """Numbers of words; the first unknown one is named."""
@@ -118,20 +147,14 @@ class TextCodec:
         """The words of one question."""
         return self.encode_words(_sentence(raw))
 
-    def decode_answer(self, index: int) -> str:
-        """The answer's text."""
-        return self.answers[index]
-
 
 @dataclass(frozen=True, kw_only=True)
-class PassageCodec:
+class PassageCodec(_OpenWords):
     """Streams of sentences, asked by sentences, answered by one of the candidates that come with a stream.
 
-    Texts of this kind always hold words never met before: all of them are read as the first, `UNKNOWN_WORD`.
+    Texts of this kind always hold words never met before. A candidate is written as a question is.
     """
 
-    segment_len: int
-    words: list[str]
     kind: Literal["passage"] = "passage"
 
     segment_per_write = True
@@ -142,39 +165,17 @@ class PassageCodec:
         """Size of the vocabulary, with the unknown word."""
         return len(self.words)
 
-    @property
-    def num_queries(self) -> int:
-        """Questions and candidates are written with the same vocabulary."""
-        return len(self.words)
-
-    @cached_property
-    def word_index(self) -> dict[str, int]:
-        """Number of each word."""
-        return {word: i for i, word in enumerate(self.words)}
-
-    def encode_words(self, words: Sequence[str]) -> list[int]:
-        """Numbers of words; an unknown one has the number 0."""
-        return [self.word_index.get(word, 0) for word in words]
-
     def encode_item(self, raw: Any) -> list[int]:
         """The words of one sentence."""
         return self.encode_words(_tokens(raw))
 
-    def encode_question(self, raw: Any) -> list[int]:
-        """The words of one question, or of one candidate."""
-        return self.encode_words(_tokens(raw))
-
 
 @dataclass(frozen=True, kw_only=True)
-class FrameCodec:
+class FrameCodec(_Answers, _OpenWords):
     """Streams of vectors, such as features of a video's frames, asked by sentences, with fixed answers."""
 
-    segment_len: int
     width: int
     """Numbers of a vector, whatever made it."""
-    words: list[str]
-    """Words of questions; the first stands for all others."""
-    answers: list[str]
     kind: Literal["frames"] = "frames"
 
     segment_per_write = False
@@ -182,43 +183,11 @@ class FrameCodec:
     # vectors are not numbered
     num_items = None
 
-    @property
-    def num_queries(self) -> int:
-        """Words of questions, with the unknown word."""
-        return len(self.words)
-
-    @property
-    def num_answers(self) -> int:
-        """Answer classes."""
-        return len(self.answers)
-
-    @cached_property
-    def word_index(self) -> dict[str, int]:
-        """Number of each word."""
-        return {word: i for i, word in enumerate(self.words)}
-
-    @cached_property
-    def answer_index(self) -> dict[str, int]:
-        """Number of each answer."""
-        return {answer: i for i, answer in enumerate(self.answers)}
-
-    def encode_words(self, words: Sequence[str]) -> list[int]:
-        """Numbers of words; an unknown one has the number 0."""
-        return [self.word_index.get(word, 0) for word in words]
-
     def encode_item(self, raw: Any) -> list[Any]:
         """One vector, checked."""
         if not isinstance(raw, Sequence) or len(raw) != self.width or not all(map(_is_number, raw)):
             raise UnknownItem(f"{_shown(raw)} is no item of this model; expected {self.width} numbers.")
         return [tuple(map(float, raw))]
-
-    def encode_question(self, raw: Any) -> list[int]:
-        """The words of one question."""
-        return self.encode_words(_tokens(raw))
-
-    def decode_answer(self, index: int) -> str:
-        """The answer's text."""
-        return self.answers[index]
 
 
 @dataclass(frozen=True, kw_only=True)
