@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -9,6 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported, by whatever does it first
 
 from remem.experiments.presets import RM
 from remem.settings.model import MachineSettings, ModelSettings, RehearsalSettings, rm_improvements, with_machine
