@@ -1,0 +1,51 @@
+"""Logs as JSON lines. They never hold what a caller sent: no event, no question, no name of a stream, no token."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+import traceback
+from typing import Any
+
+LOGGER = logging.getLogger("remem.server")
+
+
+class JsonLines(logging.Formatter):
+    """One object a line. Of an exception it keeps the kind and the places, not the message, which may quote content."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        line: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+        }
+        if record.name == LOGGER.name:
+            line |= {"event": str(record.msg), **getattr(record, "fields", {})}
+        else:  # a library's own words; its arguments could be anything
+            line |= {"event": "library", "logger": record.name, "message": str(record.msg)}
+        if record.exc_info and record.exc_info[0] is not None:
+            frames = traceback.extract_tb(record.exc_info[2])
+            line["error"] = record.exc_info[0].__name__
+            line["frames"] = [f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}" for frame in frames]
+        return json.dumps(line)
+
+
+def log(event: str, *, level: int = logging.INFO, error: BaseException | None = None, **fields: Any) -> None:
+    """Write a line, if anybody listens."""
+    if LOGGER.isEnabledFor(level):
+        LOGGER.log(level, event, extra={"fields": fields}, exc_info=error)
+
+
+def use_json_logs(level: str) -> None:
+    """Everything this process says goes to standard error as JSON."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    LOGGER.setLevel(level.upper())
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
+        logging.getLogger(name).handlers.clear()
+        logging.getLogger(name).propagate = True
