@@ -508,3 +508,21 @@ def test_every_test_named_in_the_guide_is_there() -> None:
     assert len(named) >= 10
     for file, test in named:
         assert f"def {test}" in (root / "tests" / "service" / file).read_text(), f"{file}::{test}"
+
+
+def test_a_store_is_looked_after_without_a_model(place: Place) -> None:
+    with MemoryEngine.open(place.open(), HashChain(), retention="all") as engine:
+        engine.append("s", ["a", "b", "c", "d"], seq=0)
+        engine.settle()
+    with MemoryEngine.open(place.open(), None) as keeper:
+        for call in (
+            lambda: keeper.append("s", ["e"]),
+            lambda: keeper.query("s", "?"),
+            lambda: keeper.rebuild("s"),
+            lambda: keeper.create("t"),
+        ):
+            refused("invalid_value", call)
+        assert keeper.inspect("s").state == "unknown"
+        assert read_archive(keeper.export("s")).row["next_seq"] == 4
+        assert keeper.verify().clean
+        assert keeper.delete("s").existed
