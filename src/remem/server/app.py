@@ -49,12 +49,12 @@ def make_app(service: Service) -> tuple[FastAPI, ASGIApp]:
         await anyio.to_thread.run_sync(service.close)
 
     app = FastAPI(title="remem", version=release(), lifespan=lifespan, docs_url=None, redoc_url=None)
-    add_stream_routes(app, service)
+    hot = add_stream_routes(app, service)
     add_other_routes(app, service)
     _add_health(app, service)
     _add_refusals(app)
     app.openapi = lambda: _document(app)  # type: ignore[method-assign]
-    return app, Guard(app, service)
+    return app, Guard(app, service, hot)
 
 
 def _add_health(app: FastAPI, service: Service) -> None:

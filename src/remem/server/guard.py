@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from remem.errors import BadInput
 from remem.server.logs import log
 from remem.server.service import Service
 from remem.server.tokens import Caller
-from remem.service.errors import CODES, ServiceError, TooLarge, Unauthorized, UnsupportedType
+from remem.service.errors import (
+    CODES,
+    InvalidValue,
+    ScopeMissing,
+    ServiceError,
+    TooLarge,
+    Unauthorized,
+    UnsupportedType,
+)
 
 OPEN = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/openapi.json"})
 """Paths without a token: they say nothing about anybody."""
@@ -33,11 +44,28 @@ def problem_response(error: ServiceError, request: str) -> Response:
     return Response(body, error.status, headers, "application/problem+json")
 
 
+def require_scope(caller: Caller, scope: str) -> None:
+    """Refuse a token without this scope."""
+    if scope not in caller.scopes:
+        raise ScopeMissing(f"The token does not have the scope {scope!r}.", scope=scope)
+
+
+class Hot(NamedTuple):
+    """A route that takes nearly all requests: the guard calls it itself, which halves what a request costs."""
+
+    path: str
+    scope: str
+    endpoint: Callable[[Request, str], Awaitable[Response]]
+
+
+_HOT_PATH = re.compile(r"/v1/streams/([A-Za-z0-9][A-Za-z0-9._:@~-]{0,255})/(events|query)")
+
+
 class Guard:
     """Lets in who has a token and a body of a bearable size; writes one line of log for each request."""
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
-        self._app, self._service = app, service
+    def __init__(self, app: ASGIApp, service: Service, hot: Mapping[str, Hot]) -> None:
+        self._app, self._service, self._hot = app, service, hot
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -60,7 +88,10 @@ class Guard:
 
         try:
             self._admit(scope)
-            await self._app(scope, receive, answer)
+            if scope["method"] == "POST" and (found := _HOT_PATH.fullmatch(scope["path"])):
+                await self._call(self._hot[found[2]], found[1], Request(scope, receive), answer)
+            else:
+                await self._app(scope, receive, answer)
         except Exception as error:
             known = isinstance(error, ServiceError)
             refusal = error if isinstance(error, ServiceError) else ServiceError("The service failed; see its log.")
@@ -71,6 +102,19 @@ class Guard:
                 await problem_response(refusal, request)(scope, receive, answer)
         finally:
             self._note(scope, status, time.monotonic() - started)
+
+    async def _call(self, hot: Hot, stream: str, request: Request, send: Send) -> None:
+        """What the router would do."""
+        scope = request.scope
+        scope["route"] = hot
+        require_scope(scope[CALLER], hot.scope)
+        try:
+            response = await hot.endpoint(request, stream)
+        except BadInput as error:
+            if isinstance(error, ServiceError):
+                raise
+            raise InvalidValue(str(error)) from None
+        await response(scope, request.receive, send)
 
     def _admit(self, scope: Scope) -> None:
         headers = Headers(scope=scope)

@@ -35,7 +35,11 @@ class JsonLines(logging.Formatter):
 def log(event: str, *, level: int = logging.INFO, error: BaseException | None = None, **fields: Any) -> None:
     """Write a line, if anybody listens."""
     if LOGGER.isEnabledFor(level):
-        LOGGER.log(level, event, extra={"fields": fields}, exc_info=error)
+        # a record made by hand: the logging module would look for the caller's file and line, which nobody reads
+        found = (type(error), error, error.__traceback__) if error is not None else None
+        record = logging.LogRecord(LOGGER.name, level, "", 0, event, None, found)
+        record.fields = fields
+        LOGGER.handle(record)
 
 
 def use_json_logs(level: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
@@ -73,6 +74,13 @@ class MeteredStore:
             raise
         finally:
             self._metrics.commits.observe(time.perf_counter() - started)
+
+    def submit(self, key: StreamKey, plan: Plan) -> Future[Row | None]:
+        """The same without waiting."""
+        started = time.perf_counter()
+        written: Future[Row | None] = self._store.submit(key, plan)
+        written.add_done_callback(lambda _: self._metrics.commits.observe(time.perf_counter() - started))
+        return written
 
 
 class MeteredNetwork:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -12,14 +13,16 @@ from pydantic import BaseModel
 
 from remem.server import schemas
 from remem.server.body import Form, as_form, parse_json, read_body
-from remem.server.guard import CALLER, DEADLINE
+from remem.server.guard import CALLER, DEADLINE, Hot, require_scope
 from remem.server.service import Service, as_json
-from remem.service.errors import NotCaughtUp, QueueFull, ScopeMissing, ServiceError
+from remem.server.work import Busy, Question
+from remem.service.errors import NotCaughtUp, QueueFull, ServiceError
 from remem.service.events import FLUSH, Event
 from remem.service.limits import LAST_SEQ
 from remem.service.results import Answered, Appended, Inspected, Listed, Verified
 from remem.service.store import Deleted
 
+_FEW_EVENTS = 200  # checking more would keep the event loop from its other work
 StreamName = Annotated[str, Path(pattern=schemas.NAME_PATTERN, max_length=256)]
 _PROBLEM = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemForm"}}}
 
@@ -28,8 +31,7 @@ def scope_of(scope: str) -> Any:
     """A dependency that refuses tokens without this scope."""
 
     async def require(request: Request) -> None:
-        if scope not in request.scope[CALLER].scopes:
-            raise ScopeMissing(f"The token does not have the scope {scope!r}.", scope=scope)
+        require_scope(request.scope[CALLER], scope)
 
     return Depends(require)
 
@@ -47,9 +49,10 @@ def about(scope: str, returns: type[Any], body: type[BaseModel] | None = None) -
     }
 
 
-def add_stream_routes(app: FastAPI, service: Service) -> None:
-    """Verbs on one stream, and on several."""
+def add_stream_routes(app: FastAPI, service: Service) -> dict[str, Hot]:
+    """Verbs on one stream, and on several; returns those that the guard may call without the router."""
     engine, lanes, settings, metrics = service.engine, service.lanes, service.settings, service.metrics
+    can_begin = hasattr(engine.store, "submit")
 
     async def form(request: Request, kind: type[Form]) -> Form:
         data = await read_body(request, settings.body_bytes, request.scope[DEADLINE])
@@ -72,18 +75,30 @@ def add_stream_routes(app: FastAPI, service: Service) -> None:
         )
         return JSONResponse({"created": made})
 
+    async def store_events(stream: str, events: list[Any], seq: int | None, tenant: str, deadline: float) -> Appended:
+        if can_begin and len(events) <= _FEW_EVENTS:  # no thread is held while the disk works
+            try:
+                return await lanes.begun(
+                    "append", deadline, lambda: engine.begin_append(stream, events, seq=seq, tenant=tenant)
+                )
+            except Busy:
+                raise
+            except QueueFull:
+                pass  # its turn comes below
+        return await lanes.until(
+            "append",
+            deadline,
+            lambda: engine.append(stream, events, seq=seq, tenant=tenant, timeout=0.0),
+            again=QueueFull,
+        )
+
     @app.post("/v1/streams/{stream}/events", **about("append", Appended, schemas.AppendForm))
     async def append(request: Request, stream: StreamName) -> Response:
         """Add events, all or none. 200 means that they are on disk; with `seq` the same call may be repeated."""
         started, tenant = time.perf_counter(), tenant_of(request)
         asked = await form(request, schemas.AppendForm)
         events = [_event(event) for event in asked.events]
-        done: Appended = await lanes.until(
-            "append",
-            request.scope[DEADLINE],
-            lambda: engine.append(stream, events, seq=asked.seq, tenant=tenant, timeout=0.0),
-            again=QueueFull,
-        )
+        done = await store_events(stream, events, asked.seq, tenant, request.scope[DEADLINE])
         metrics.accepted.inc(done.accepted)
         metrics.duplicates.inc(done.duplicates)
         metrics.append.observe(time.perf_counter() - started)
@@ -108,13 +123,8 @@ def add_stream_routes(app: FastAPI, service: Service) -> None:
         if asked.timeout_ms is not None:
             deadline = min(deadline, time.monotonic() + asked.timeout_ms / 1000)
 
-        def call() -> Answered:
-            return engine.query(
-                stream, asked.question, top=asked.top, tail=asked.tail, min_seq=asked.min_seq, tenant=tenant,
-                timeout=0.0,
-            )  # fmt: skip
-
-        return as_json(await lanes.until("query", deadline, call, again=NotCaughtUp))
+        question = Question(stream, asked.question, asked.top, asked.tail, asked.min_seq, tenant)
+        return as_json(await service.questions.ask(question, deadline))
 
     @app.post("/v1/streams/{stream}/query", **about("query", Answered, schemas.QueryForm))
     async def query(request: Request, stream: StreamName) -> Response:
@@ -129,14 +139,17 @@ def add_stream_routes(app: FastAPI, service: Service) -> None:
     async def query_many(request: Request) -> Response:
         """Answer from several memories; each answer or refusal stands for itself."""
         many, tenant = await form(request, schemas.ManyQueriesForm), tenant_of(request)
-        results: list[dict[str, Any]] = []
-        for asked in many.queries:
+
+        async def one(asked: schemas.StreamQuery) -> dict[str, Any]:
             try:
-                said = await ask(asked.stream, asked, tenant, request.scope[DEADLINE])
-                results.append({"stream": asked.stream, "answered": said})
+                return {
+                    "stream": asked.stream,
+                    "answered": await ask(asked.stream, asked, tenant, request.scope[DEADLINE]),
+                }
             except ServiceError as error:
-                results.append({"stream": asked.stream, "problem": error.problem()})
-        return JSONResponse({"results": results})
+                return {"stream": asked.stream, "problem": error.problem()}
+
+        return JSONResponse({"results": await asyncio.gather(*map(one, many.queries))})
 
     @app.get("/v1/streams/{stream}", **about("inspect", Inspected))
     async def inspect(request: Request, stream: StreamName) -> Response:
@@ -203,6 +216,11 @@ def add_stream_routes(app: FastAPI, service: Service) -> None:
         tenant = tenant_of(request)
         data = await long_run(request, lambda: engine.export(stream, tenant=tenant))
         return Response(data, media_type="application/octet-stream")
+
+    return {
+        "events": Hot("/v1/streams/{stream}/events", "append", append),
+        "query": Hot("/v1/streams/{stream}/query", "query", query),
+    }
 
 
 def add_other_routes(app: FastAPI, service: Service) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from remem.server.metrics import Metrics
 from remem.server.settings import ServerSettings
 from remem.server.tokens import TokenFile
-from remem.server.work import Buckets, Lanes
+from remem.server.work import Batcher, Buckets, Lanes
 from remem.service.engine import MemoryEngine
 from remem.service.limits import StreamKey
 
@@ -24,6 +24,7 @@ class Service:
     def __init__(self, engine: MemoryEngine, tokens: TokenFile, settings: ServerSettings, metrics: Metrics) -> None:
         self.engine, self.tokens, self.settings, self.metrics = engine, tokens, settings, metrics
         self.lanes, self.buckets = Lanes(settings, metrics), Buckets(settings.tenant_rate)
+        self.questions = Batcher(engine, self.lanes, settings)
         self.draining = False
         self.stop: Callable[[], None] = lambda: None
         """Begins an orderly stop; the one who runs the server puts it in."""

@@ -1,4 +1,4 @@
-"""An open-loop load generator in a process of its own: requests start when they are due, whether others are done or not.
+"""An open-loop load generator in a process of its own: requests start when due, whether others are done or not.
 
 Latency counts from the time a request was due, so that a server which stalls can't hide the requests it held up.
 It speaks plain HTTP over sockets: a full client would take more of the two cores than the server.
@@ -121,7 +121,7 @@ class Generator:
         }
 
     async def _one(self, due: float, counts: bool) -> None:
-        verb, request, stream = self._request()
+        verb, request = self._request()
         async with self._freed:
             await self._freed.wait_for(lambda: self._free)
             connection = self._free.popleft()
@@ -137,18 +137,18 @@ class Generator:
             self._free.append(connection)
             self._freed.notify()
 
-    def _request(self) -> tuple[str, bytes, int]:
+    def _request(self) -> tuple[str, bytes]:
         load, chance = self._load, self._random
         if self._turn and chance.random() < load.query_share:
             stream = chance.randrange(min(self._turn, load.streams))
             body: dict[str, Any] = {"question": chance.randrange(load.num_questions), "top": 1}
-            return "query", self._post(stream, "query", body), stream
+            return "query", self._post(stream, "query", body)
         # in turn, so that a stream's appends never overtake each other
         stream = self._turn % load.streams
         self._turn += 1
         seq, self._next_seq[stream] = self._next_seq[stream], self._next_seq[stream] + load.batch
         events = [chance.randrange(load.num_items) for _ in range(load.batch)]
-        return "append", self._post(stream, "events", {"seq": seq, "events": events}), stream
+        return "append", self._post(stream, "events", {"seq": seq, "events": events})
 
     def _post(self, stream: int, verb: str, body: dict[str, Any]) -> bytes:
         load, content = self._load, json.dumps(body).encode()
