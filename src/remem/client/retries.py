@@ -12,6 +12,7 @@ from remem.service.errors import ServiceError
 
 _FIRST, _MOST = 0.05, 2.0
 _STATUSES = (429, 503, 504)
+_NOT_BEGUN = ("queue_full", "over_quota", "draining", "not_ready")
 
 
 class Patience:
@@ -20,16 +21,20 @@ class Patience:
     def __init__(self, seconds: float, may_repeat: bool) -> None:
         self._deadline, self._may_repeat, self._tries = time.monotonic() + seconds, may_repeat, 0
 
-    def wait_after(self, error: Exception, *, was_sent: bool, retry_after: float = 0.0) -> float:
-        """Seconds to wait before the next try; raises the error where there is none.
-
-        What certainly was not begun may always be sent again: a connection that was never made, or a 429 or 503.
-        """
-        unsent = not was_sent or (isinstance(error, ServiceError) and error.status in (429, 503))
-        if not (self._may_repeat or unsent) or (isinstance(error, ServiceError) and error.status not in _STATUSES):
+    def after_refusal(self, error: ServiceError, retry_after: float) -> float:
+        """Seconds to wait after a reply; raises the error where another try is in vain or might do harm."""
+        # when asked to come back for these, nothing was begun; `not_caught_up` has waited at the server already
+        if error.status not in _STATUSES or error.code == "not_caught_up":
             raise error
-        if isinstance(error, ServiceError) and error.code == "not_caught_up":
-            raise error  # the server has waited already
+        return self._wait(error, harmless=error.code in _NOT_BEGUN, retry_after=retry_after)
+
+    def after_loss(self, error: ServiceError, *, was_sent: bool) -> float:
+        """Seconds to wait after a connection that broke, or was never made."""
+        return self._wait(error, harmless=not was_sent, retry_after=0.0)
+
+    def _wait(self, error: ServiceError, *, harmless: bool, retry_after: float) -> float:
+        if not (self._may_repeat or harmless):
+            raise error
         bound = min(_MOST, _FIRST * 2**self._tries)
         self._tries += 1
         wait = retry_after * random.random() + bound * random.random()

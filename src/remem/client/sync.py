@@ -153,11 +153,11 @@ class Client:
                 reply = self._http.request(call.method, call.path, content=content, headers=headers)
                 return calls.read_reply(call, reply.status_code, reply.headers.get("content-type", ""), reply.content)
             except ServiceError as error:
-                wait = patience.wait_after(error, was_sent=True, retry_after=seconds_in(reply.headers))
+                wait = patience.after_refusal(error, seconds_in(reply.headers))
             except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as lost:
-                wait = patience.wait_after(NotReady(f"The server can't be reached ({lost})."), was_sent=False)
+                wait = patience.after_loss(NotReady(f"The server can't be reached ({lost})."), was_sent=False)
             except httpx.TransportError as lost:
-                wait = patience.wait_after(NotReady(f"The connection was lost ({lost})."), was_sent=True)
+                wait = patience.after_loss(NotReady(f"The connection was lost ({lost})."), was_sent=True)
             time.sleep(wait)
 
 

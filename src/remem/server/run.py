@@ -26,9 +26,14 @@ _KEEP_ALIVE_SECONDS = 75
 class DrainingServer(uvicorn.Server):
     """On the first signal /readyz says 503 while all goes on; after the window it stops accepting, and finishes."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, on_start: Callable[[], None]) -> None:
         super().__init__(config)
-        self._service = service
+        self._service, self._on_start = service, on_start
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Say so only when connections are taken and signals are heeded."""
+        await super().startup(sockets)
+        self._on_start()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """SIGTERM or SIGINT; a second SIGINT does not wait."""
@@ -81,7 +86,7 @@ def serve(service: Service, listener: socket.socket, on_start: Callable[[], None
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
     )
-    server = DrainingServer(config, service)
+    server = DrainingServer(config, service, on_start)
     service.stop = server.begin_drain
     service.metrics.connections.set_function(lambda: len(server.server_state.connections))
     # a thread that folds a segment would else keep the event loop waiting for 5 ms at a time
@@ -91,6 +96,5 @@ def serve(service: Service, listener: socket.socket, on_start: Callable[[], None
     gc.freeze()
     host, port = listener.getsockname()[:2]
     log("started", host=host, port=port, store=service.engine.store.description)
-    on_start()
     server.run(sockets=[listener])
     log("stopped")
