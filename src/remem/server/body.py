@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
-from starlette.requests import ClientDisconnect
 
 from remem.service.errors import Deadline, InvalidJson, InvalidSchema, TooLarge
 from remem.service.limits import shown
@@ -23,16 +22,18 @@ async def read_body(request: Request, limit: int, deadline: float) -> bytes:
     size = 0
     try:
         async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-            async for part in request.stream():
-                size += len(part)
+            while True:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise InvalidJson("The connection ended before the body did.")
+                size += len(part := message.get("body", b""))
                 if size > limit:
                     raise TooLarge(f"The body is longer than {limit} bytes.", limit="body_bytes", most=limit)
                 parts.append(part)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
     except TimeoutError:
         raise Deadline("The body did not arrive in time.") from None
-    except ClientDisconnect:
-        raise InvalidJson("The connection ended before the body did.") from None
-    return b"".join(parts)
 
 
 def parse_json(data: bytes, depth: int) -> Any:

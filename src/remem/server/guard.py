@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
+from prometheus_client import Counter
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
@@ -66,6 +67,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, service: Service, hot: Mapping[str, Hot]) -> None:
         self._app, self._service, self._hot = app, service, hot
+        self._counters: dict[tuple[str, int], Counter] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -146,7 +148,9 @@ class Guard:
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "-")
         metrics, code = self._service.metrics, scope.get(CODE)
-        metrics.requests.labels(route, status).inc()
+        if (counter := self._counters.get((route, status))) is None:
+            counter = self._counters[route, status] = metrics.requests.labels(route, status)
+        counter.inc()
         if code:
             metrics.rejected.labels(code).inc()
         fields: dict[str, Any] = {"request": scope[REQUEST], "method": _method(scope["method"]), "route": route}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import sys
+import threading
 import time
 import traceback
 from typing import Any
 
+_WRITE_SECONDS = 0.1
 LOGGER = logging.getLogger("remem.server")
 
 
@@ -42,10 +45,42 @@ def log(event: str, *, level: int = logging.INFO, error: BaseException | None = 
         LOGGER.handle(record)
 
 
+class Gathered(logging.Handler):
+    """Lines written together ten times a second: a write for every request would cost as much as its answer.
+
+    Warnings are written at once, and all that is left at the end.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(JsonLines())
+        self._lines: list[str] = []
+        threading.Thread(target=self._work, name="remem-log", daemon=True).start()
+        atexit.register(self.flush)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line."""
+        self._lines.append(self.format(record))
+        if record.levelno >= logging.WARNING:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is there."""
+        with self.lock or threading.RLock():
+            lines, self._lines = self._lines, []
+            if lines:
+                sys.stderr.write("\n".join(lines) + "\n")
+                sys.stderr.flush()
+
+    def _work(self) -> None:
+        while True:
+            time.sleep(_WRITE_SECONDS)
+            self.flush()
+
+
 def use_json_logs(level: str) -> None:
     """Everything this process says goes to standard error as JSON."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines())
+    handler = Gathered()
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)

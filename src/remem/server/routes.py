@@ -102,7 +102,7 @@ def add_stream_routes(app: FastAPI, service: Service) -> dict[str, Hot]:
         metrics.accepted.inc(done.accepted)
         metrics.duplicates.inc(done.duplicates)
         metrics.append.observe(time.perf_counter() - started)
-        return JSONResponse(as_json(done))
+        return JSONResponse(vars(done))
 
     @app.post("/v1/streams/{stream}/flush", **about("append", Appended, schemas.FlushForm))
     async def flush(request: Request, stream: StreamName) -> Response:

@@ -19,7 +19,7 @@ from remem.server.logs import log
 from remem.server.service import Service
 from remem.server.settings import ServerSettings
 
-_SWITCH_SECONDS = 0.001
+_SWITCH_SECONDS = 0.0005
 _KEEP_ALIVE_SECONDS = 75
 
 

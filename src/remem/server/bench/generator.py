@@ -85,6 +85,7 @@ class Generator:
         self._load, self._random = load, random.Random(load.seed)
         self._next_seq = [0] * load.streams
         self._turn = 0
+        self._known: list[int] = []
         self._free: deque[Connection] = deque()
         self._freed = asyncio.Condition()
         self.latencies: dict[str, list[float]] = {"append": [], "query": []}
@@ -121,13 +122,15 @@ class Generator:
         }
 
     async def _one(self, due: float, counts: bool) -> None:
-        verb, request = self._request()
+        verb, request, stream = self._request()
         async with self._freed:
             await self._freed.wait_for(lambda: self._free)
             connection = self._free.popleft()
         status = await connection.send(request)
         if counts:
             self.latencies[verb].append(time.perf_counter() - due)
+        if verb == "append" and status == 200 and self._next_seq[stream] <= self._load.batch:
+            self._known.append(stream)  # from now on it may be asked
         self.statuses[str(status)] = self.statuses.get(str(status), 0) + 1
         if status == 0:
             _, connection = await asyncio.get_running_loop().create_connection(
@@ -137,18 +140,18 @@ class Generator:
             self._free.append(connection)
             self._freed.notify()
 
-    def _request(self) -> tuple[str, bytes]:
+    def _request(self) -> tuple[str, bytes, int]:
         load, chance = self._load, self._random
-        if self._turn and chance.random() < load.query_share:
-            stream = chance.randrange(min(self._turn, load.streams))
+        if self._known and chance.random() < load.query_share:
+            stream = chance.choice(self._known)
             body: dict[str, Any] = {"question": chance.randrange(load.num_questions), "top": 1}
-            return "query", self._post(stream, "query", body)
+            return "query", self._post(stream, "query", body), stream
         # in turn, so that a stream's appends never overtake each other
         stream = self._turn % load.streams
         self._turn += 1
         seq, self._next_seq[stream] = self._next_seq[stream], self._next_seq[stream] + load.batch
         events = [chance.randrange(load.num_items) for _ in range(load.batch)]
-        return "append", self._post(stream, "events", {"seq": seq, "events": events})
+        return "append", self._post(stream, "events", {"seq": seq, "events": events}), stream
 
     def _post(self, stream: int, verb: str, body: dict[str, Any]) -> bytes:
         load, content = self._load, json.dumps(body).encode()

@@ -39,7 +39,7 @@ class Plan:
     """Appends and queries on either stream for flatness."""
 
 
-QUICK = Plan(seconds=2.0, warmup=0.5, rate=40.0, event_rate=500.0, streams=20, flat=(100, 1000), lengths=(200, 1000),
+QUICK = Plan(seconds=1.0, warmup=0.5, rate=40.0, event_rate=500.0, streams=20, flat=(100, 1000), lengths=(200, 1000),
              histories=(2, 1), repeats=3, pairs=30)  # fmt: skip
 
 
