@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -118,6 +120,14 @@ def test_tokens_are_made_listed_and_taken_back(
     assert "expected some of" in run(capsys, "token", "add", own, "--scopes", "all", code=2)
 
 
+def test_the_guides_client_runs(serving: Serving, token: str) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "service.md").read_text()
+    code = page.split("```python\n")[2].split("```")[0]
+    code = code.replace("http://127.0.0.1:8080", serving.url).replace("remem_...", token)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("garden\n", 0), done.stderr
+
+
 def test_the_token_is_shown_at_the_first_start_alone(serving: Serving, token: str) -> None:
     assert serving.stop() == ""
     serving.start()
@@ -131,3 +141,20 @@ def test_a_server_that_others_could_reach_in_the_clear_is_refused(
     store = tmp_path / "x.db"
     assert "in the clear" in run(capsys, "serve", str(store), "--model", BABI, "--host", "0.0.0.0", code=2)
     assert not store.exists()
+
+
+def test_questions_go_on_when_their_reader_is_lost(
+    serving: Serving, token: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REMEM_TOKEN", token)
+    run(capsys, "append", serving.url, "lost", "Mary went to the garden.")
+    assert "-> garden" in run(capsys, "query", serving.url, "lost", "Where is Mary?")
+    children = Path(f"/proc/{serving.process.pid}/task/{serving.process.pid}/children").read_text().split()
+    readers = [pid for pid in children if "remem.server.reader" in Path(f"/proc/{pid}/cmdline").read_text()]
+    assert len(readers) == 1
+    os.kill(int(readers[0]), signal.SIGTERM)  # which is for the server to heed
+    assert "-> garden" in run(capsys, "query", serving.url, "lost", "Where is Mary?")
+    assert Path(f"/proc/{readers[0]}").exists()
+    os.kill(int(readers[0]), signal.SIGKILL)
+    assert "-> garden" in run(capsys, "query", serving.url, "lost", "Where is Mary?")
+    assert run(capsys, "delete", serving.url, "lost") == "lost: deleted.\n"

@@ -31,9 +31,9 @@ class Reply(NamedTuple):
 class Server:
     """One store and its tokens, with a server process that comes and goes."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, *, store: str = "", **settings: Any) -> None:
         self.folder, self.settings = folder, settings
-        self.store, self.log_path = folder / "memories.db", folder / "log"
+        self.store, self.log_path = store or str(folder / "memories.db"), folder / "log"
         self.tokens = TokenFile(folder / "tokens.json")
         self.token = self.tokens.add("ours", SCOPES)
         self.scoped = {scope: self.tokens.add("theirs", [scope]) for scope in SCOPES}
@@ -63,6 +63,11 @@ class Server:
 
     def client(self, **options: Any) -> Client:
         return Client(self.url, **({"token": self.token} | options))
+
+    def memory_mb(self) -> float:
+        """What the process takes of the machine's memory."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) / 1024
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)

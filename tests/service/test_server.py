@@ -6,12 +6,13 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from server_parts import Server
-from service_parts import HashChain
+from server_parts import Reply, Server
+from service_parts import HashChain, RedisServer
 
 from remem.client import Client
 from remem.server.app import make_app
@@ -307,7 +308,7 @@ def test_a_wrong_token_and_scope_are_typed_errors(server: Server) -> None:
     assert refused.value.details["scope"] == "append"
 
 
-def test_a_full_queue_and_a_rate_are_refused_at_once_with_a_time_to_wait(tmp_path: Path) -> None:
+def test_a_rate_is_refused_at_once_with_a_time_to_wait(tmp_path: Path) -> None:
     server = Server(tmp_path, tenant_rate=5.0)
     try:
         replies = [server.request("GET", "/v1/limits") for _ in range(12)]
@@ -333,5 +334,53 @@ def test_a_tail_that_does_not_shrink_is_refused_with_429(tmp_path: Path) -> None
                 client.append("full", ["e"] * 1000, seq=4000)
             assert refused.value.details["tail_events"] > 3000
         assert server.request("GET", "/livez").status == 200
+    finally:
+        assert server.stop() == 0
+
+
+def test_a_full_queue_is_refused_at_once_and_the_rest_is_served(tmp_path: Path) -> None:
+    server = Server(tmp_path, queue=2, slow=0.2)
+    try:
+        with server.client() as client:
+            for number in range(12):
+                client.append(f"s{number}", ["a"], seq=0)
+
+        def ask(number: int) -> tuple[Reply, float]:
+            started = time.monotonic()
+            reply = server.request("POST", f"/v1/streams/s{number}/query", {"question": "?"})
+            return reply, time.monotonic() - started
+
+        with ThreadPoolExecutor(12) as pool:
+            found = list(pool.map(ask, range(12)))
+        refused = [(reply, seconds) for reply, seconds in found if reply.status == 429]
+        served = [reply for reply, _ in found if reply.status == 200]
+        assert len(refused) + len(served) == 12
+        assert len(served) >= 3
+        assert len(refused) >= 3
+        assert all(reply.json["code"] == "queue_full" and "retry-after" in reply.headers for reply, _ in refused)
+        assert min(seconds for _, seconds in refused) < 0.15
+        with server.client() as client, ThreadPoolExecutor(12) as pool:  # patience gets everybody served
+            answers = {said.answer for said in pool.map(lambda n: client.query(f"s{n}", "?"), range(12))}
+        assert answers == {folded(["a"])}
+    finally:
+        assert server.stop() == 0
+
+
+def test_a_server_works_on_redis_as_well(redis_server: RedisServer, tmp_path: Path) -> None:
+    server = Server(tmp_path, store=redis_server.url)
+    try:
+        with server.client() as client:
+            stream = client.stream("on-redis")
+            for number in range(5):
+                stream.append([f"event {number}"])
+            assert client.append("on-redis", ["event 4"], seq=4).duplicates == 1
+            assert stream.query("?").answer == folded([f"event {number}" for number in range(5)])
+            assert stream.flush().consolidated_seq == 6
+            assert client.verify().clean
+        server.kill()
+        server.start()
+        with server.client() as client:
+            assert client.inspect("on-redis").next_seq == 6
+            assert client.delete("on-redis").existed
     finally:
         assert server.stop() == 0

@@ -144,11 +144,12 @@ def test_bodies_of_the_wrong_form_are_refused_and_change_nothing(server: Server)
 
 
 def test_bodies_that_are_not_json_are_refused_and_change_nothing(server: Server) -> None:
-    before = state(server)
+    before, megabytes = state(server), server.memory_mb()
     for verb in ("events", "query", "flush", "rebuild"):
         for data in JSON:
             assert_refused(server.request("POST", f"/v1/streams/target/{verb}", data), (verb, data[:60]))
     assert state(server) == before
+    assert server.memory_mb() < megabytes + 50
 
 
 def test_names_that_are_none_are_refused(server: Server) -> None:

@@ -47,6 +47,8 @@ class Options:
     """Seconds that a stopping server goes on serving while /readyz says 503, for balancers to notice."""
     drain_seconds: float = 30.0
     """Seconds that accepted work may take to finish after that."""
+    reader: bool = True
+    """Answer questions in a process of its own, on a second core; for a store file."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Info writes a line for every request, without its content."""
 
@@ -57,6 +59,7 @@ def main(argv: list[str]) -> None:
     try:
         from remem.server.logs import use_json_logs
         from remem.server.metrics import MeteredNetwork, MeteredStore, Metrics
+        from remem.server.reader import Reader
         from remem.server.run import listen, serve
         from remem.server.service import Service
         from remem.server.settings import ServerSettings
@@ -67,6 +70,7 @@ def main(argv: list[str]) -> None:
         ) from None
     from remem.service.engine import DEFAULT_TENANT, MemoryEngine
     from remem.service.opening import open_network, open_store
+    from remem.service.stores.sqlite import SqliteStore
 
     settings = ServerSettings(
         host=options.host,
@@ -85,9 +89,14 @@ def main(argv: list[str]) -> None:
     tokens = TokenFile(options.tokens or tokens_beside(options.store))
     listener = listen(settings)
     metrics = Metrics()
+    opened = open_store(options.store, durability=options.durability)
+    reader = Reader(options.store, options.model) if options.reader and isinstance(opened, SqliteStore) else None
     network = MeteredNetwork(open_network(options.model), metrics)
-    store = MeteredStore(open_store(options.store, durability=options.durability), metrics)
-    engine = MemoryEngine.open(store, network, retention=options.retention)
+    engine = MemoryEngine.open(MeteredStore(opened, metrics), network, retention=options.retention)
+    service = Service(engine, tokens, settings, metrics)
+    if reader is not None:
+        reader.wait_until_ready()
+        service.questions.reader = reader
 
     def on_start() -> None:
         host, port = listener.getsockname()[:2]
@@ -97,7 +106,7 @@ def main(argv: list[str]) -> None:
             made = tokens.add(DEFAULT_TENANT, SCOPES)
             print(f"remem: token {made} (all scopes, tenant {DEFAULT_TENANT}; shown this once)", flush=True)
 
-    serve(Service(engine, tokens, settings, metrics), listener, on_start)
+    serve(service, listener, on_start)
 
 
 def tokens_beside(store: str) -> Path:

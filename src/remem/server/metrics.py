@@ -59,6 +59,8 @@ class MeteredStore:
 
     def __init__(self, store: Any, metrics: Metrics) -> None:
         self._store, self._metrics = store, metrics
+        if hasattr(store, "submit"):  # not every store can begin without waiting
+            self.submit = self._submit
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -75,7 +77,7 @@ class MeteredStore:
         finally:
             self._metrics.commits.observe(time.perf_counter() - started)
 
-    def submit(self, key: StreamKey, plan: Plan) -> Future[Row | None]:
+    def _submit(self, key: StreamKey, plan: Plan) -> Future[Row | None]:
         """The same without waiting."""
         started = time.perf_counter()
         written: Future[Row | None] = self._store.submit(key, plan)

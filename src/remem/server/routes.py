@@ -178,7 +178,7 @@ def add_stream_routes(app: FastAPI, service: Service) -> dict[str, Hot]:
     async def delete(request: Request, stream: StreamName) -> Response:
         """Remove memory, events and snapshots, from the store's files as well."""
         tenant = tenant_of(request)
-        gone = await lanes.run("append", request.scope[DEADLINE], lambda: engine.delete(stream, tenant=tenant))
+        gone = await lanes.run("append", request.scope[DEADLINE], lambda: service.delete(stream, tenant))
         return JSONResponse(as_json(gone))
 
     @app.post("/v1/streams/{stream}/snapshot", **about("append", schemas.SnapshotForm, schemas.SnapshotForm))

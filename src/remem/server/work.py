@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
+from remem.server.logs import log
 from remem.server.metrics import Metrics
 from remem.server.settings import ServerSettings
 from remem.service.engine import MemoryEngine
 from remem.service.errors import Deadline, NotCaughtUp, OverQuota, QueueFull, ServiceError
 from remem.service.results import Answered
 
+if TYPE_CHECKING:
+    from remem.server.reader import Reader
+
 T = TypeVar("T")
 Lane = Literal["append", "query", "admin", "health"]
 _FIRST_PAUSE, _LAST_PAUSE = 0.004, 0.05
 _MOST_TOGETHER = 16
 # appends wait for the disk, and as many as wait share one commit; queries compute
-WORKERS: dict[Lane, int] = {"append": 48, "query": 2, "admin": 2, "health": 1}
+WORKERS: dict[Lane, int] = {"append": 48, "query": 1, "admin": 2, "health": 1}
 
 
 class Question(NamedTuple):
@@ -130,10 +135,12 @@ class Batcher:
 
     def __init__(self, engine: MemoryEngine, lanes: Lanes, settings: ServerSettings) -> None:
         self._engine, self._lanes, self._most = engine, lanes, settings.queue
-        self._waiting: deque[tuple[Question, asyncio.Future[Answered]]] = deque()
+        self.reader: Reader | None = None
+        """A process that answers in place of this one."""
+        self._waiting: deque[tuple[Question, asyncio.Future[Any]]] = deque()
         self._worker: asyncio.Task[None] | None = None
 
-    async def ask(self, question: Question, deadline: float) -> Answered:
+    async def ask(self, question: Question, deadline: float) -> Any:
         """One question; a stream that has to catch up first is asked again until then."""
         pause = _FIRST_PAUSE
         while True:
@@ -145,10 +152,10 @@ class Batcher:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LAST_PAUSE)
 
-    async def _ask(self, question: Question, deadline: float) -> Answered:
+    async def _ask(self, question: Question, deadline: float) -> Any:
         if len(self._waiting) >= self._most:
             raise Busy(f"{self._most} questions wait already; try again shortly.", queue="query")
-        answered: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.append((question, answered))
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
@@ -176,14 +183,26 @@ class Batcher:
                 else:
                     answered.set_result(result)
 
-    def _answers(self, group: list[Question]) -> list[Answered | Exception]:
-        for tenant in {question.tenant for question in group} if len(group) > 1 else ():
-            tails = [each.stream for each in group if each.tenant == tenant and each.tail == "include"]
-            self._engine.prepare(tails, tenant=tenant)
-        results: list[Answered | Exception] = []
-        for question in group:
+    def _answers(self, group: list[Question]) -> list[Any]:
+        if self.reader is not None:
             try:
-                results.append(self._engine.query(**question._asdict(), timeout=0.0))
-            except Exception as error:
-                results.append(error)
-        return results
+                return self.reader.answers(group)
+            except ConnectionError:
+                log("reader lost", level=40)
+                self.reader = None  # from now on it is done here
+        return answers_of(self._engine, group)
+
+
+def answers_of(engine: MemoryEngine, group: Sequence[Question]) -> list[Answered | Exception]:
+    """Each answer, or what stands against it."""
+    for tenant in {question.tenant for question in group} if len(group) > 1 else ():
+        tails = [each.stream for each in group if each.tenant == tenant and each.tail == "include"]
+        with contextlib.suppress(Exception):  # what stands against one stream is told to who asks it
+            engine.prepare(tails, tenant=tenant)
+    results: list[Answered | Exception] = []
+    for question in group:
+        try:
+            results.append(engine.query(**question._asdict(), timeout=0.0))
+        except Exception as error:
+            results.append(error)
+    return results

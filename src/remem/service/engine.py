@@ -280,6 +280,10 @@ class MemoryEngine:
                 found.append((row, memory, payloads))
         self._peeks.fill(found)
 
+    def forget(self, birth: str) -> None:
+        """Drop what this process keeps beside the store of a stream that another process has deleted."""
+        self._peeks.forget(birth)
+
     def inspect(self, stream: str, *, tenant: str = DEFAULT_TENANT) -> Inspected:
         """Where a stream is, how it fares, what it takes; never what it holds."""
         key = stream_key(stream, tenant)
