@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,9 +38,22 @@ class Running:
         return int(self.url.rpartition(":")[2])
 
     def cpu_seconds(self) -> float:
-        """What it has used so far."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """What it has used so far, its reader included."""
+        own = self.process.pid
+        children = Path(f"/proc/{own}/task/{own}/children").read_text().split()
+        ticks = 0
+        for pid in [own, *children]:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def backlog(self) -> float:
+        """Streams that wait for consolidation."""
+        asked = urllib.request.Request(f"{self.url}/metrics", headers={"Authorization": f"Bearer {self.token}"})
+        with urllib.request.urlopen(asked, timeout=10) as reply:
+            text = reply.read().decode()
+        found = re.search(r"^rm_consolidation_backlog_streams (\S+)$", text, flags=re.MULTILINE)
+        return float(found[1]) if found else 0.0
 
 
 @contextlib.contextmanager
@@ -84,8 +98,10 @@ def put_load(server: Running, load: Load) -> dict[str, Any]:
     if done.returncode:
         raise RememError(f"The load generator failed: {done.stderr[-500:]}")
     found, seconds = json.loads(done.stdout), time.monotonic() - started
-    with Client(server.url, token=server.token) as client:
-        behind = _seconds_until_consolidated(client, load)
+    ended = time.monotonic()
+    while server.backlog():
+        time.sleep(0.02)
+    behind = time.monotonic() - ended
     row: dict[str, Any] = {
         "load": f"{load.rate:g} requests/s"
         if load.batch == 1
@@ -103,19 +119,6 @@ def put_load(server: Running, load: Load) -> dict[str, Any]:
         if latencies:
             row[f"{verb}_ms"] = percentiles(latencies)
     return row
-
-
-def _seconds_until_consolidated(client: Client, load: Load) -> float:
-    """How long after the last reply the last stream's whole segments are in its memory."""
-    started, size = time.monotonic(), client.models()[0]["segment_events"]
-    for number in range(load.streams):
-        try:
-            next_seq = client.inspect(f"{load.prefix}-{number}").next_seq
-        except RememError:
-            break
-        while client.inspect(f"{load.prefix}-{number}").consolidated_seq < next_seq // size * size:
-            time.sleep(0.01)
-    return time.monotonic() - started
 
 
 def percentiles(seconds: list[float]) -> dict[str, float]:
