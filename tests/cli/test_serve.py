@@ -128,13 +128,6 @@ def test_the_guides_client_runs(serving: Serving, token: str) -> None:
     assert (done.stdout, done.returncode) == ("garden\n", 0), done.stderr
 
 
-def test_the_token_is_shown_at_the_first_start_alone(serving: Serving, token: str) -> None:
-    assert serving.stop() == ""
-    serving.start()
-    assert "remem_" not in serving.stop()
-    serving.start()
-
-
 def test_a_server_that_others_could_reach_in_the_clear_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -158,3 +151,9 @@ def test_questions_go_on_when_their_reader_is_lost(
     os.kill(int(readers[0]), signal.SIGKILL)
     assert "-> garden" in run(capsys, "query", serving.url, "lost", "Where is Mary?")
     assert run(capsys, "delete", serving.url, "lost") == "lost: deleted.\n"
+
+
+def test_the_token_is_shown_at_the_first_start_alone(serving: Serving, token: str) -> None:
+    assert serving.stop() == ""
+    serving.start()
+    assert "remem_" not in serving.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from server_parts import Server
 from remem.cli.main import main
 from remem.server.bench.generator import Load
 from remem.server.bench.load import Running, percentiles, put_load
+from remem.server.bench.report import as_markdown
 from remem.server.bench.reread import make_story
 from remem.settings.tasks import SyntheticTask
 
@@ -52,6 +54,7 @@ def test_the_generator_counts_from_when_a_request_was_due(tmp_path: Path) -> Non
         assert (row["requests"], row["errors"], row["statuses"]) == (240, 0, {"200": 240})
         with server.client() as client:
             stored = sum(client.inspect(name).next_seq for name in client.list().streams)
+        time.sleep(0.3)  # lines are written ten times a second
         queries = server.log.count("/query")
         assert stored == 2 * (240 - queries)
         # one connection that is used by all: those who wait for it are late, and it shows
@@ -80,6 +83,14 @@ def test_a_story_holds_its_evidence() -> None:
     text = ",".join(map(str, story.facts))
     for query, answer in story.questions:
         assert ",".join(map(str, logic_chains(task)[query, answer].tolist())) in text
+
+
+def test_the_pages_figures_are_those_of_the_record() -> None:
+    root = MODELS.parent
+    record = json.loads((root / "results" / "service" / "bench" / "load.json").read_text())
+    page = (root / "docs" / "service.md").read_text()
+    quoted = page.split("<!-- remem bench service -->\n")[1].split("\n<!-- end -->")[0]
+    assert quoted == as_markdown(record)
 
 
 def test_a_model_of_sentences_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

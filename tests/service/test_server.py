@@ -227,6 +227,7 @@ def test_logs_hold_nothing_of_what_was_sent(server: Server) -> None:
     assert server.request("GET", "/v1/streams", token=f"remem_{MARKER}").status == 401
     server.raw(f"GARBAGE {MARKER}\r\n\r\n".encode())
     server.raw(f"GET /{MARKER} HTTP/1.1\r\nHost: x\r\nX: {MARKER}\nY: z\r\n\r\n".encode())
+    time.sleep(0.3)  # lines are written ten times a second
     lines = [json.loads(line) for line in server.log.splitlines()]
     requests = [line for line in lines if line["event"] == "request"]
     assert len(requests) >= 8

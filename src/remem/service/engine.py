@@ -167,6 +167,7 @@ class MemoryEngine:
         """
         plan = self._appending(stream, events, seq, tenant)
         begun: Future[Appended] = Future()
+        begun.set_running_or_notify_cancel()  # who stops waiting can't stop the append
 
         def finish(written: Future[Row | None]) -> None:
             try:

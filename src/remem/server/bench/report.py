@@ -107,3 +107,35 @@ def _load_lines(row: dict[str, Any]) -> Iterator[str]:
     for verb in ("append", "query"):
         if f"{verb}_ms" in row:
             yield f"  {verb:<7}" + "".join(f" {name} {value:g} ms" for name, value in row[f"{verb}_ms"].items())
+
+
+def as_markdown(record: dict[str, Any]) -> str:
+    """The record's tables, for the page that quotes them."""
+    lines = ["| load | errors | verb | p50 ms | p95 ms | p99 ms | p99.9 ms | max ms | server cores |",
+             "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |"]  # fmt: skip
+    for row in record["load"]:
+        for verb in ("append", "query"):
+            if f"{verb}_ms" in row:
+                cells = [row["load"], row["errors"], verb, *row[f"{verb}_ms"].values(), row["server_cpu"]]
+                lines.append("| " + " | ".join(map(str, cells)) + " |")
+    flat = record["flatness"]
+    lines += [
+        "",
+        f"| p50 ms | {flat['short']:,} events | {flat['long']:,} events | times |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    lines += [
+        f"| {verb} | {flat[verb]['p50_short_ms']} | {flat[verb]['p50_long_ms']} | {flat[verb]['ratio']} |"
+        for verb in ("append", "query")
+    ]
+    lines += [
+        "",
+        "| events | way | p50 ms | CPU ms | bytes a stream | right % |",
+        "| ---: | --- | ---: | ---: | ---: | ---: |",
+    ]
+    lines += [
+        f"| {row['events']:,} | {row['way']} | {row['p50_ms']} | {row['cpu_ms']} | {row['bytes_per_stream']:,} "
+        f"| {row['accuracy']} |"
+        for row in record["reread"]
+    ]
+    return "\n".join(lines)
