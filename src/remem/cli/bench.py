@@ -51,10 +51,12 @@ class ServiceOptions:
     """Events a second in batches of 100."""
     long: int = 1_000_000
     """Events of the long stream, whose latency is set beside that of 1,000; filling it takes minutes."""
+    parts: tuple[Literal["load", "flat", "reread"], ...] = ("load", "flat", "reread")
+    """What to measure: load on a server, latency over a stream's length, the memory against the raw history."""
     quick: bool = False
     """A few seconds only: shows that everything runs."""
     out: Path | None = None
-    """File for the figures as JSON."""
+    """File for the figures as JSON; parts that are not measured again stay in it."""
 
 
 def main(argv: list[str]) -> None:
@@ -92,5 +94,6 @@ def _bench_service(options: ServiceOptions) -> None:
     if options.long <= 1000 or min(options.seconds, options.rate, options.event_rate) <= 0:
         raise BadInput("Expected more than 0 seconds and requests, and a long stream of more than 1,000 events.")
     chosen = Plan(seconds=options.seconds, rate=options.rate, event_rate=options.event_rate, flat=(1000, options.long))
-    for line in bench_service(options.model, QUICK if options.quick else chosen, options.out, code_version()):
+    plan = QUICK if options.quick else chosen
+    for line in bench_service(options.model, plan, options.parts, options.out, code_version()):
         print(line, flush=True)

@@ -1,22 +1,24 @@
-"""`remem bench service`: runs all of it, prints the tables, and writes the record."""
+"""`remem bench service`: runs its parts, prints their tables, and writes the record."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from remem.bundle import load_bundle
+from remem.bundle import Bundle, load_bundle
 from remem.errors import BadInput
 from remem.server.bench.generator import Load
 from remem.server.bench.load import flatness, put_load, running_server
 from remem.server.bench.reread import LENGTHS, compare
+
+PARTS = ("load", "flat", "reread")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +45,43 @@ QUICK = Plan(seconds=1.0, warmup=0.5, rate=40.0, event_rate=500.0, streams=20, f
              histories=(2, 1), repeats=3, pairs=30)  # fmt: skip
 
 
-def bench_service(model: Path, plan: Plan, out: Path | None, code: dict[str, Any]) -> Iterator[str]:
-    """Lines of the tables as they are measured."""
+def bench_service(
+    model: Path, plan: Plan, parts: Sequence[str], out: Path | None, code: dict[str, Any]
+) -> Iterator[str]:
+    """Lines of the tables as they are measured. A record that is there keeps the parts that are not measured again."""
     bundle = load_bundle(model)
     if bundle.codec.kind != "ids":
         raise BadInput(
             "The load is made of item numbers; give a model of the synthetic task, such as models/synthetic."
         )
-    rows: list[dict[str, Any]] = []
-    yield f"{model.name}, {os.cpu_count()} cores shared with the generator and whatever else runs, load {_others()}"
+    yield f"{model.name}, {os.cpu_count()} cores shared with the generator and whatever else runs"
+    for part in parts:
+        yield f"{part}, load average {_others()}"
+        rows: list[dict[str, Any]] = []
+        for row, lines in {"load": _load, "flat": _flat, "reread": _reread}[part](model, bundle, plan):
+            rows.append(row)
+            yield from lines
+        if out is not None:
+            _write(out, part, {"load_average": _others(), "code": code, "rows": rows}, bundle.fingerprint)
+
+
+def _write(out: Path, part: str, found: dict[str, Any], model: str) -> None:
+    record = json.loads(out.read_text()) if out.is_file() else {}
+    record |= {
+        "benchmark": "service",
+        "model": model,
+        "device": f"{platform.machine()} CPU, {os.cpu_count()} cores",
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        part: found,
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+_Rows = Iterator[tuple[dict[str, Any], Iterable[str]]]
+
+
+def _load(model: Path, bundle: Bundle, plan: Plan) -> _Rows:
     with running_server(model) as server:
         mixed = Load(
             host="127.0.0.1", port=server.port, token=server.token, seconds=plan.seconds, warmup=plan.warmup,
@@ -60,37 +90,32 @@ def bench_service(model: Path, plan: Plan, out: Path | None, code: dict[str, Any
         )  # fmt: skip
         batches = replace(mixed, rate=plan.event_rate / 100, query_share=0.0, batch=100, prefix="batch")
         for load in (mixed, batches):
-            rows.append(put_load(server, load))
-            yield from _load_lines(rows[-1])
+            row = put_load(server, load)
+            yield row, _load_lines(row)
+
+
+def _flat(model: Path, bundle: Bundle, plan: Plan) -> _Rows:
     with running_server(model) as server:
-        flat = flatness(server, plan.flat, bundle.codec.num_items, plan.pairs)
-        for verb in ("append", "query"):
-            yield (
-                f"{verb} p50: {flat[verb]['p50_short_ms']} ms at {flat['short']:,} events, "
-                f"{flat[verb]['p50_long_ms']} ms at {flat['long']:,}: {flat[verb]['ratio']} times"
-            )
-    yield f"{'events':>7} {'way':<14} {'p50 ms':>9} {'CPU ms':>9} {'bytes/stream':>13} {'right':>7}"
-    history = []
+        row = flatness(server, plan.flat, bundle.codec.num_items, plan.pairs)
+    yield (
+        row,
+        [
+            f"{verb} p50: {row[verb]['p50_short_ms']} ms at {row['short']:,} events, "
+            f"{row[verb]['p50_long_ms']} ms at {row['long']:,}: {row[verb]['ratio']} times"
+            for verb in ("append", "query")
+        ],
+    )
+
+
+def _reread(model: Path, bundle: Bundle, plan: Plan) -> _Rows:
     for row in compare(model, plan.lengths, plan.histories, plan.repeats):
-        history.append(row)
         yield (
-            f"{row['events']:>7,} {row['way']:<14} {row['p50_ms']:>9.2f} {row['cpu_ms']:>9.2f} "
-            f"{row['bytes_per_stream']:>13,} {row['accuracy']:>6.1f}%"
+            row,
+            [
+                f"{row['events']:>7,} events, {row['way']:<14} {row['p50_ms']:>9.2f} ms {row['cpu_ms']:>9.2f} ms CPU "
+                f"{row['bytes_per_stream']:>10,} bytes {row['accuracy']:>6.1f}% right"
+            ],
         )
-    if out is not None:
-        record = {
-            "benchmark": "service",
-            "model": bundle.fingerprint,
-            "device": f"{platform.machine()} CPU, {os.cpu_count()} cores",
-            "others": _others(),
-            "versions": {"python": platform.python_version(), "torch": torch.__version__},
-            "code": code,
-            "load": rows,
-            "flatness": flat,
-            "reread": history,
-        }
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def _others() -> str:
@@ -107,35 +132,3 @@ def _load_lines(row: dict[str, Any]) -> Iterator[str]:
     for verb in ("append", "query"):
         if f"{verb}_ms" in row:
             yield f"  {verb:<7}" + "".join(f" {name} {value:g} ms" for name, value in row[f"{verb}_ms"].items())
-
-
-def as_markdown(record: dict[str, Any]) -> str:
-    """The record's tables, for the page that quotes them."""
-    lines = ["| load | errors | verb | p50 ms | p95 ms | p99 ms | p99.9 ms | max ms | server cores |",
-             "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |"]  # fmt: skip
-    for row in record["load"]:
-        for verb in ("append", "query"):
-            if f"{verb}_ms" in row:
-                cells = [row["load"], row["errors"], verb, *row[f"{verb}_ms"].values(), row["server_cpu"]]
-                lines.append("| " + " | ".join(map(str, cells)) + " |")
-    flat = record["flatness"]
-    lines += [
-        "",
-        f"| p50 ms | {flat['short']:,} events | {flat['long']:,} events | times |",
-        "| --- | ---: | ---: | ---: |",
-    ]
-    lines += [
-        f"| {verb} | {flat[verb]['p50_short_ms']} | {flat[verb]['p50_long_ms']} | {flat[verb]['ratio']} |"
-        for verb in ("append", "query")
-    ]
-    lines += [
-        "",
-        "| events | way | p50 ms | CPU ms | bytes a stream | right % |",
-        "| ---: | --- | ---: | ---: | ---: | ---: |",
-    ]
-    lines += [
-        f"| {row['events']:,} | {row['way']} | {row['p50_ms']} | {row['cpu_ms']} | {row['bytes_per_stream']:,} "
-        f"| {row['accuracy']} |"
-        for row in record["reread"]
-    ]
-    return "\n".join(lines)
