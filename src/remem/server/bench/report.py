@@ -18,8 +18,6 @@ from remem.server.bench.generator import Load
 from remem.server.bench.load import flatness, put_load, running_server
 from remem.server.bench.reread import LENGTHS, compare
 
-PARTS = ("load", "flat", "reread")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
