@@ -23,7 +23,16 @@ from service_parts import HashChain
 
 from remem import AsyncClient, Client
 from remem.service import FLUSH, MemoryEngine
-from remem.service.errors import Deadline, NotCaughtUp, NotReady, QueueFull, SequenceConflict, SequenceGap, ServiceError
+from remem.service.errors import (
+    Deadline,
+    NotCaughtUp,
+    NotReady,
+    QueueFull,
+    SequenceConflict,
+    SequenceGap,
+    ServiceError,
+    error_of,
+)
 
 KILLS = int(os.environ.get("REMEM_SERVER_KILLS", "3"))
 STREAMS = ("s0", "s1", "s2", "s3")
@@ -295,3 +304,12 @@ def test_an_append_that_nobody_waits_for_is_stored_all_the_same(tmp_path: Path) 
         with pytest.raises(SequenceGap):
             engine.begin_append("s", ["x"], seq=99).result(10)
         assert engine.query("s", "?").as_of_seq == 50
+
+
+def test_every_error_comes_back_as_the_class_it_was() -> None:
+    kinds = ServiceError.__subclasses__()
+    assert len(kinds) > 25
+    for kind in kinds:
+        back = error_of(kind("a sentence", seq=3).problem())
+        assert (type(back), str(back), back.details) == (kind, "a sentence", {"seq": 3})
+    assert type(error_of({"code": "of a newer server", "detail": "x"})) is ServiceError
