@@ -88,6 +88,30 @@ def test_a_story_holds_its_evidence() -> None:
         assert ",".join(map(str, logic_chains(task)[query, answer].tolist())) in text
 
 
+def figures(record: dict[str, Any]) -> str:
+    """The record as the guide quotes it."""
+    lines = ["| load | errors | verb | p50 ms | p99 ms | max ms | server cores |",
+             "| --- | ---: | --- | ---: | ---: | ---: | ---: |"]  # fmt: skip
+    for row in record["load"]["rows"]:
+        for verb in [verb for verb in ("append", "query") if f"{verb}_ms" in row]:
+            times = [row[f"{verb}_ms"][name] for name in ("p50", "p99", "max")]
+            cells = [row["load"], row["errors"], verb, *times, row["server_cpu"]]
+            lines.append("| " + " | ".join(map(str, cells)) + " |")
+    lines += ["", "| events | way | p50 ms | CPU ms | bytes a stream | right % |",
+              "| ---: | --- | ---: | ---: | ---: | ---: |"]  # fmt: skip
+    for row in record["reread"]["rows"]:
+        cells = [row[name] for name in ("events", "way", "p50_ms", "cpu_ms", "bytes_per_stream", "accuracy")]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+def test_the_guides_figures_are_those_of_the_record() -> None:
+    record = json.loads((MODELS.parent / "results" / "service" / "bench" / "service.json").read_text())
+    page = (MODELS.parent / "docs" / "service.md").read_text()
+    quoted = page.split("<!-- remem bench service -->\n")[1].split("\n<!-- end -->")[0]
+    assert quoted == figures(record)
+
+
 def test_a_model_of_sentences_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "service", str(MODELS / "babi"), "--quick"]) == 2
     assert "item numbers" in capsys.readouterr().err
