@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from remem.bundle import Bundle, load_bundle, save_bundle
+    from remem.client.aio import AsyncClient
+    from remem.client.sync import Client
     from remem.errors import BadInput, RememError
     from remem.experiments.presets import PRESETS
     from remem.model.assembly import MemoryModel
@@ -21,8 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PRESETS",
+    "AsyncClient",
     "BadInput",
     "Bundle",
+    "Client",
     "Memorizer",
     "MemoryEngine",
     "MemoryModel",
@@ -43,6 +47,8 @@ _HOME = {
     "Bundle": "remem.bundle",
     "load_bundle": "remem.bundle",
     "save_bundle": "remem.bundle",
+    "Client": "remem.client.sync",
+    "AsyncClient": "remem.client.aio",
     "Memorizer": "remem.model.interface",
     "MemoryEngine": "remem.service.engine",
     "Run": "remem.settings.run",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 import time
@@ -198,6 +199,11 @@ def test_demo_trains_two_models_and_reads_a_stream(here: Path, capsys: pytest.Ca
     sizes = {line.split("memory ")[1] for line in text.splitlines() if "memory " in line and "bytes" in line}
     assert len(sizes) == 1
     assert (here / "demo" / "rm" / "model.safetensors").exists()
+    killed = re.search(r"killed after (\d+) of (\d+) events were acknowledged; opened again, (\d+) are there", text)
+    assert killed
+    acknowledged, length, found = map(int, killed.groups())
+    assert 0 < acknowledged <= found <= length
+    assert f"all sent again: {length} events, each once" in " ".join(text.split())
 
 
 @pytest.mark.parametrize(

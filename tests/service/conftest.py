@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 
 import pytest
+from server_parts import Server
 from service_parts import HashChain, MemoryPlace, Place, RedisPlace, RedisServer, SqlitePlace
 
 from remem.service import MemoryEngine
@@ -48,3 +49,11 @@ def engine(place: Place) -> Iterator[MemoryEngine]:
     """An engine with the hash chain, three events to a segment."""
     with MemoryEngine.open(place.open(), HashChain()) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server for tests that leave it as it was."""
+    started = Server(tmp_path_factory.mktemp("server"))
+    yield started
+    assert started.stop() == 0, started.log[-2000:]

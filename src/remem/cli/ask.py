@@ -110,7 +110,7 @@ def read_sentences(lines: list[str], source: str) -> Story:
 def read_numbers(lines: list[str], source: str) -> Story:
     """Item numbers, separated by whitespace or commas."""
     rows = [(number, line.replace(",", " ").split()) for number, line in enumerate(lines, start=1)]
-    items = [(number, _number(entry)) for number, row in rows for entry in row]
+    items = [(number, as_number(entry)) for number, row in rows for entry in row]
     if not items:
         raise BadInput(f"{source} holds no item; expected numbers separated by spaces or commas.")
     return Story(items)
@@ -135,7 +135,7 @@ def read_lines(story: Path | None) -> tuple[str, list[str]]:
     return source, decode_lines(data.removeprefix(BOM_UTF8), source)
 
 
-def _number(entry: str) -> int | str:
+def as_number(entry: str) -> int | str:
     """The number; or the text as it is, which no codec of numbers accepts."""
     # int() would also take signs, underscores and other scripts' digits, and break off at thousands of them
     return int(entry) if entry.isascii() and entry.isdigit() and len(entry) < 20 else entry
@@ -150,7 +150,7 @@ def question_for(text: str, codec: Codec) -> Any:
     except UnicodeEncodeError:
         raise BadInput(f"The question {_quoted(text)} is not UTF-8 text.") from None
     if codec.kind != "text":
-        codec.encode_question(number := _number(text.strip()))
+        codec.encode_question(number := as_number(text.strip()))
         return number
     if unknown := _unknown(((0, word) for word in words_of(text)), codec.word_index):
         named = _some([_quoted(word) for word in unknown])

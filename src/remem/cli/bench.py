@@ -13,7 +13,8 @@ from remem.errors import BadInput
 HELP = """usage: remem bench train [PRESET] [OPTIONS]    a training step: plain eager PyTorch, the fast ways, the floor
        remem bench train --method rm dnc ...   a training step of several methods, next to each other
        remem bench scan [PRESET] [OPTIONS]     the write scan alone, forward and backward: the plain loop, the fast scan
-       remem bench write [PRESET] [OPTIONS]    writing a stream: segment by segment, or all segments encoded at once"""
+       remem bench write [PRESET] [OPTIONS]    writing a stream: segment by segment, or all segments encoded at once
+       remem bench service [MODEL] [OPTIONS]   a server under load, and what reading the raw history again would cost"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +37,38 @@ class Options:
     """File for the figures as JSON."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServiceOptions:
+    """Load on a real server, then the memory against re-reading the raw history from the same store."""
+
+    model: tyro.conf.Positional[Path] = Path("models/synthetic")
+    """Folder of a model of the synthetic task."""
+    seconds: float = 60.0
+    """How long each load lasts."""
+    rate: float = 800.0
+    """Mixed requests a second, 70 % appends and 30 % queries."""
+    event_rate: float = 10_000.0
+    """Events a second in batches of 100."""
+    long: int = 1_000_000
+    """Events of the long stream, whose latency is set beside that of 1,000; filling it takes minutes."""
+    parts: tuple[Literal["load", "flat", "reread"], ...] = ("load", "flat", "reread")
+    """What to measure: load on a server, latency over a stream's length, the memory against the raw history."""
+    quick: bool = False
+    """A few seconds only: shows that everything runs."""
+    out: Path | None = None
+    """File for the figures as JSON; parts that are not measured again stay in it."""
+
+
 def main(argv: list[str]) -> None:
     """Print a table of milliseconds."""
     if not argv or argv[0] in ("-h", "--help"):
         print(HELP)
         return
+    if argv[0] == "service":
+        _bench_service(tyro.cli(ServiceOptions, args=argv[1:], prog="remem bench service"))
+        return
     if argv[0] not in ("train", "scan", "write"):
-        raise BadInput(f"There is no benchmark {argv[0]!r}; expected train, scan or write.")
+        raise BadInput(f"There is no benchmark {argv[0]!r}; expected train, scan, write or service.")
     options = tyro.cli(Options, args=argv[1:], prog=f"remem bench {argv[0]}")
     from remem.experiments import bench
 
@@ -59,3 +85,15 @@ def main(argv: list[str]) -> None:
     measure = {"train": bench.bench_train, "scan": bench.bench_scan, "write": bench.bench_write}[argv[0]]
     for row in measure(bench_of(options.preset), options.out):
         print(row, flush=True)
+
+
+def _bench_service(options: ServiceOptions) -> None:
+    from remem.server.bench.report import QUICK, Plan, bench_service
+    from remem.training.record import code_version
+
+    if options.long <= 1000 or min(options.seconds, options.rate, options.event_rate) <= 0:
+        raise BadInput("Expected more than 0 seconds and requests, and a long stream of more than 1,000 events.")
+    chosen = Plan(seconds=options.seconds, rate=options.rate, event_rate=options.event_rate, flat=(1000, options.long))
+    plan = QUICK if options.quick else chosen
+    for line in bench_service(options.model, plan, options.parts, options.out, code_version()):
+        print(line, flush=True)

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 import tyro
 
+from remem.cli.remote import is_url, open_client, with_url
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Delete one stream for good."""
 
     store: tyro.conf.Positional[str]
-    """A store file, or redis://HOST:PORT/DB."""
+    """A store file, redis://HOST:PORT/DB, or http://HOST:PORT of a server (also --url)."""
     stream: tyro.conf.Positional[str]
     """The stream's name."""
     tenant: str = "default"
@@ -21,13 +23,17 @@ class Options:
 
 def main(argv: list[str]) -> None:
     """Delete, say what was done."""
-    options = tyro.cli(Options, args=argv, prog="remem delete")
-    from remem.service.engine import MemoryEngine
-    from remem.service.opening import require_store
+    options = tyro.cli(Options, args=with_url(argv), prog="remem delete")
+    if is_url(options.store):
+        with open_client(options.store, tenant=options.tenant) as client:
+            deleted = client.delete(options.stream)
+    else:
+        from remem.service.engine import MemoryEngine
+        from remem.service.opening import require_store
 
-    require_store(options.store)
-    with MemoryEngine.open(options.store, None) as engine:
-        deleted = engine.delete(options.stream, tenant=options.tenant)
+        require_store(options.store)
+        with MemoryEngine.open(options.store, None) as engine:
+            deleted = engine.delete(options.stream, tenant=options.tenant)
     if not deleted.existed:
         print(f"{options.stream}: there was no such stream.")
         return

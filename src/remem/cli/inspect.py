@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
+
+from remem.cli.remote import is_url, open_client, with_url
+
+if TYPE_CHECKING:
+    from remem.service.results import Inspected, Listed
+
+_PAGE = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +24,7 @@ class Options:
     """Look at a store or at one of its streams, also while another process writes to it."""
 
     store: tyro.conf.Positional[str]
-    """A store file, or redis://HOST:PORT/DB."""
+    """A store file, redis://HOST:PORT/DB, or http://HOST:PORT of a server (also --url)."""
     stream: tyro.conf.Positional[str | None] = None
     """The stream's name; without it the streams are listed."""
     model: Path | None = None
@@ -28,17 +37,27 @@ class Options:
 
 def main(argv: list[str]) -> None:
     """Read, print."""
-    options = tyro.cli(Options, args=argv, prog="remem inspect")
+    options = tyro.cli(Options, args=with_url(argv), prog="remem inspect")
     from remem.service.engine import MemoryEngine
 
-    with MemoryEngine.open(options.store, options.model, read_only=True) as engine:
+    look: Callable[[str], Inspected]
+    page: Callable[..., Listed]
+    with (
+        open_client(options.store, tenant=options.tenant, model=options.model)
+        if is_url(options.store)
+        else MemoryEngine.open(options.store, options.model, read_only=True)
+    ) as opened:
+        if isinstance(opened, MemoryEngine):
+            look, page = partial(opened.inspect, tenant=options.tenant), partial(opened.list, tenant=options.tenant)
+        else:
+            look, page = opened.inspect, opened.list
         if options.stream is not None:
-            _show(asdict(engine.inspect(options.stream, tenant=options.tenant)), options.format)
+            _show(asdict(look(options.stream)), options.format)
             return
         names, cursor = list[str](), None
         while True:
-            page = engine.list(tenant=options.tenant, cursor=cursor, limit=engine.limits.list_page)
-            names, cursor = names + page.streams, page.cursor
+            found = page(cursor=cursor, limit=_PAGE)
+            names, cursor = names + found.streams, found.cursor
             if cursor is None:
                 break
     print(json.dumps(names) if options.format == "json" else "\n".join(names))

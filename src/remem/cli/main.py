@@ -12,6 +12,8 @@ COMMANDS = {
     "train": "train TASK/METHOD and write its record",
     "eval": "test a saved model, on its own test set or on your data",
     "ask": "answer questions about a story with a saved model",
+    "serve": "serve a store's streams over HTTP",
+    "token": "make, list and take back tokens of a server",
     "append": "add events to a durable stream in a store",
     "query": "ask a stream's memory",
     "inspect": "where a store's streams are and how they fare",

@@ -9,6 +9,7 @@ from typing import Literal
 
 import tyro
 
+from remem.cli.remote import is_url, open_client, with_url
 from remem.errors import RememError
 
 
@@ -17,7 +18,7 @@ class Options:
     """Check a store, also while another process writes to it."""
 
     store: tyro.conf.Positional[str]
-    """A store file, or redis://HOST:PORT/DB."""
+    """A store file, redis://HOST:PORT/DB, or http://HOST:PORT of a server (also --url)."""
     model: Path | None = None
     """Folder of the model that wrote it: streams that retain their events are folded again and compared bit by bit."""
     format: Literal["text", "json"] = "text"
@@ -26,11 +27,15 @@ class Options:
 
 def main(argv: list[str]) -> None:
     """Check, print."""
-    options = tyro.cli(Options, args=argv, prog="remem verify")
-    from remem.service.engine import MemoryEngine
+    options = tyro.cli(Options, args=with_url(argv), prog="remem verify")
+    if is_url(options.store):
+        with open_client(options.store, model=options.model) as client:
+            found = client.verify()
+    else:
+        from remem.service.engine import MemoryEngine
 
-    with MemoryEngine.open(options.store, options.model, read_only=True) as engine:
-        found = engine.verify()
+        with MemoryEngine.open(options.store, options.model, read_only=True) as engine:
+            found = engine.verify()
     if options.format == "json":
         print(json.dumps(asdict(found), indent=1))
     else:

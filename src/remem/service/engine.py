@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,11 +28,12 @@ from remem.service.errors import (
     NumericsMismatch,
     OverQuota,
     QueueFull,
+    ServiceError,
     StreamExists,
     UnknownSnapshot,
     UnknownStream,
 )
-from remem.service.events import FLUSH
+from remem.service.events import FLUSH, ends_segment
 from remem.service.inputs import checked_event, checked_events, checked_question, checked_seq
 from remem.service.limits import Limits, StreamKey, checked_name, stream_key
 from remem.service.network import Network, NotFinite
@@ -147,24 +149,51 @@ class MemoryEngine:
         `seq` is the number of the first. With it, sending the same events again changes nothing, so that a lost reply
         is answered by a retry. Without it they get the next numbers, and a retry would double them.
         """
-        key = stream_key(stream, tenant)
-        payloads = checked_events(self.network, self.limits, events)
-        first = checked_seq(seq, "seq", room=len(payloads))
+        plan = self._appending(stream, events, seq, tenant)
         deadline = time.monotonic() + timeout
         while True:
-            plan = ledger.Appending(key, self._birth, payloads, first, self.limits.tail_events, time.time())
             try:
-                row = self._update(key, plan)
-                break
+                return self._appended(plan, self._update(plan.key, plan))
             except QueueFull:
                 if not self._wait(deadline):
                     raise
+
+    def begin_append(
+        self, stream: str, events: Sequence[Any], *, seq: int | None = None, tenant: str = DEFAULT_TENANT
+    ) -> Future[Appended]:
+        """As `append`, for a caller that must not wait: the result comes when the events are durable.
+
+        A full tail is refused at once. Only on a store with `submit`, such as a SQLite file.
+        """
+        plan = self._appending(stream, events, seq, tenant)
+        begun: Future[Appended] = Future()
+        begun.set_running_or_notify_cancel()  # who stops waiting can't stop the append
+
+        def finish(written: Future[Row | None]) -> None:
+            try:
+                begun.set_result(self._appended(plan, written.result()))
+            except Exception as refused:
+                begun.set_exception(refused)
+
+        submit = self._writable().submit  # type: ignore[attr-defined]
+        submit(plan.key, lambda row: plan(row.verified(plan.key) if row else None)).add_done_callback(finish)
+        return begun
+
+    def _appending(self, stream: str, events: Sequence[Any], seq: int | None, tenant: str) -> ledger.Appending:
+        key = stream_key(stream, tenant)
+        payloads = checked_events(self.network, self.limits, events)
+        first = checked_seq(seq, "seq", room=len(payloads))
+        return ledger.Appending(key, self._birth, payloads, first, self.limits.tail_events, time.time())
+
+    def _appended(self, plan: ledger.Appending, row: Row | None) -> Appended:
         assert row is not None
-        if row.tail_events and self._consolidator is not None:
-            self._consolidator.schedule(key)
+        # without a mark there is a whole segment only once N events wait; older marks were seen when they came
+        whole = row.tail_events >= self.network.segment_events or any(map(ends_segment, plan.payloads))
+        if whole and row.tail_events and self._consolidator is not None:
+            self._consolidator.schedule(plan.key)
         self._tell()
         return Appended(
-            accepted=len(payloads) - plan.duplicates,
+            accepted=len(plan.payloads) - plan.duplicates,
             duplicates=plan.duplicates,
             next_seq=row.next_seq,
             consolidated_seq=row.consolidated_seq,
@@ -181,7 +210,9 @@ class MemoryEngine:
         key = stream_key(stream, tenant)
         deadline = time.monotonic() + timeout
         done = self.append(stream, [FLUSH], seq=seq, tenant=tenant, timeout=timeout)
-        stored = self._read_when(key, lambda row: row.consolidated_seq >= done.next_seq, deadline)
+        # sent again, the mark may stand before events that are no whole segment yet
+        mark = done.next_seq if seq is None else seq + 1
+        stored = self._read_when(key, lambda row: row.consolidated_seq >= mark, deadline)
         return Appended(
             accepted=done.accepted,
             duplicates=done.duplicates,
@@ -233,6 +264,26 @@ class MemoryEngine:
             model=row.fingerprint,
             stale=stale,
         )
+
+    def prepare(self, streams: Iterable[str], *, tenant: str = DEFAULT_TENANT) -> None:
+        """Write the tails of several streams to copies side by side, which costs less than one after the other.
+
+        Questions that follow find them; whatever stands against one is left for its question to tell.
+        """
+        found = []
+        for stream in dict.fromkeys(streams):
+            try:
+                key = stream_key(stream, tenant)
+                row, memory, payloads = self._opened(key, self._read(key))
+            except ServiceError:
+                continue
+            if payloads and not row.error:
+                found.append((row, memory, payloads))
+        self._peeks.fill(found)
+
+    def forget(self, birth: str) -> None:
+        """Drop what this process keeps beside the store of a stream that another process has deleted."""
+        self._peeks.forget(birth)
 
     def inspect(self, stream: str, *, tenant: str = DEFAULT_TENANT) -> Inspected:
         """Where a stream is, how it fares, what it takes; never what it holds."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from remem.errors import BadInput, RememError
@@ -22,6 +23,8 @@ CODES: dict[str, Code] = {
     "scope": Code(403, "The token does not allow this"),
     "unknown_stream": Code(404, "There is no such stream"),
     "unknown_snapshot": Code(404, "There is no such snapshot"),
+    "unknown_route": Code(404, "There is nothing under this path"),
+    "wrong_method": Code(405, "The path does not take this method"),
     "sequence_gap": Code(409, "Events before this one are missing"),
     "sequence_conflict": Code(409, "Another event has this number already"),
     "model_mismatch": Code(409, "The memory was written by another model"),
@@ -212,3 +215,65 @@ class NotCaughtUp(ServiceError):
     """`as_of_seq` says how far the memory is."""
 
     code = "not_caught_up"
+
+
+class InvalidJson(ServiceError, BadInput):
+    """What came is no JSON, or JSON that means different things to different readers."""
+
+    code = "invalid_json"
+
+
+class InvalidSchema(ServiceError, BadInput):
+    """`path` names the place that has another form than expected."""
+
+    code = "schema"
+
+
+class UnsupportedType(ServiceError, BadInput):
+    """Bodies are `application/json`, and not compressed."""
+
+    code = "unsupported_type"
+
+
+class Unauthorized(ServiceError):
+    """No token, or one that the server does not know."""
+
+    code = "unauthorized"
+
+
+class ScopeMissing(ServiceError):
+    """The token does not have the scope named in `scope`."""
+
+    code = "scope"
+
+
+class UnknownRoute(ServiceError, BadInput):
+    """Also said of a stream's name that a path can't carry."""
+
+    code = "unknown_route"
+
+
+class WrongMethod(ServiceError, BadInput):
+    """The path exists, with other methods."""
+
+    code = "wrong_method"
+
+
+class NotReady(ServiceError):
+    """The service can't be reached, or does not serve yet."""
+
+    code = "not_ready"
+
+
+class Deadline(ServiceError):
+    """Whether an append was stored is not known; the same call with the same number tells."""
+
+    code = "deadline"
+
+
+def error_of(problem: Mapping[str, Any]) -> ServiceError:
+    """The error that a problem document stands for, of the class that the engine would have raised."""
+    code = problem.get("code")
+    kind = next((kind for kind in ServiceError.__subclasses__() if kind.code == code), ServiceError)
+    known = ("type", "title", "status", "code", "detail")
+    return kind(str(problem.get("detail", "")), **{k: v for k, v in problem.items() if k not in known})

@@ -36,6 +36,8 @@ def checked_event(network: Network, limits: Limits, event: Any, number: int) -> 
             raise InvalidValue(f"Event {number} holds nothing; expected an item.", path=path)
         return pack_event(None, True)
     item = _checked(network.checked_item, event.item, limits, path)
+    if isinstance(item, int) and not 0 <= item <= LAST_SEQ:
+        raise InvalidValue(f"Event {number} is {shown(item)}; expected a number from 0 to 2^53 - 1.", path=path)
     if isinstance(item, list) and not all(abs(value) <= limits.vector_abs for value in item):
         raise InvalidValue(
             f"Event {number} holds a number that is not finite, or larger than {limits.vector_abs:g}.", path=path

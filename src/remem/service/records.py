@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from remem.service.errors import MemoryDamaged
@@ -76,7 +76,7 @@ class Row:
         return self
 
     def _digest(self) -> str:
-        values = asdict(self) | {"digests": self.digests.hex(), "check": None}
+        values = vars(self) | {"digests": self.digests.hex(), "check": None}
         return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 

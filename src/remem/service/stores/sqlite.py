@@ -11,6 +11,7 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
@@ -68,6 +69,10 @@ class SqliteStore:
         """Decide and write inside the writer's transaction."""
 
         return self._write(lambda connection: _updated(connection, key, plan))
+
+    def submit(self, key: StreamKey, plan: Plan) -> Future[Row | None]:
+        """As `update`, without waiting for the commit."""
+        return self._writing().submit(lambda connection: _updated(connection, key, plan))
 
     def update_many(self, plans: Sequence[tuple[StreamKey, Plan]]) -> None:
         """All in one transaction."""

@@ -38,7 +38,11 @@ class Writer:
 
     def run(self, job: Callable[[sqlite3.Connection], T]) -> T:
         """Run a job in a transaction; its refusal comes back as the exception it raised."""
-        return self._submit(job).result()
+        return self.submit(job).result()
+
+    def submit(self, job: Callable[[sqlite3.Connection], T]) -> Future[T]:
+        """Queue a job; the future is done after the commit that holds it."""
+        return self._submit(job)
 
     def purge(self) -> bool:
         """Fold the log into the file and cut it to nothing; False while a reader holds it."""
