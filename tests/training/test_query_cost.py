@@ -68,6 +68,7 @@ def test_what_reads_everything_again_pays_for_every_item(machine: Any) -> None:
     assert (short.reads, long.reads) == (20, 200)
     assert long.flops - short.flops >= 180 * 2 * 2 * DIM  # at the least a product of each item with the target, twice
     assert model.training  # as it was
+    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_a_gru_is_counted_as_its_products() -> None:

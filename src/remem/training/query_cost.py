@@ -39,7 +39,9 @@ class QueryCost(NamedTuple):
 def query_cost(model: nn.Module, split: Split, *, precision: str = "float32") -> QueryCost:
     """Count and time the answer to one question."""
     was_training = model.training
-    model.eval()
+    # the counter follows modules by the gradients of what they are given, and stumbles over a parameter among it
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    model.eval().requires_grad_(False)
     batch, items = last_question(split)
     # a compiled part would hide its products from the count
     with torch.compiler.set_stance("force_eager"), autocast(batch.ids.device, precision):
@@ -50,6 +52,8 @@ def query_cost(model: nn.Module, split: Split, *, precision: str = "float32") ->
         else:
             cost = _measure(lambda: model(batch.stream, batch.query), items, batch.ids.device)
     model.train(was_training)
+    for parameter in trained:
+        parameter.requires_grad_()
     return cost
 
 
