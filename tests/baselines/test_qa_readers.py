@@ -65,7 +65,7 @@ def questions(name: str, asked: Any, choices: Any = None, **more: Any) -> QueryB
     return qa.questions(asked, (choices or CHOICES)[: len(asked)] if is_text(name) else None, **more)
 
 
-def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -77,9 +77,9 @@ def test_a_question_sees_what_came_before_it_and_nothing_else(name: str) -> None
     assert scores.shape == (1, 3, 3)
     for i, position in enumerate((1, 2, 3)):
         alone = model(streams(name, text[:position]), questions(name, [at[i : i + 1]]))
-        close(scores[:, i], alone[:, 0])
+        assert_close(scores[:, i], alone[:, 0])
     changed = model(streams(name, [*text[:2], [10, 8, 5]]), questions(name, [at]))
-    close(changed[:, :2], scores[:, :2])
+    assert_close(changed[:, :2], scores[:, :2])
     assert not torch.allclose(changed[:, 2], scores[:, 2], atol=1e-4)
 
 
@@ -87,7 +87,7 @@ def test_a_question_sees_what_came_before_it_and_nothing_else(name: str) -> None
 def test_one_reading_for_questions_at_the_end_is_as_good_as_one_each(name: str) -> None:
     model, stream = make(name), streams(name, *WORDS)
     query = questions(name, [[([12], 3), ([13, 14], 3)], [([15, 2], 2), ([3], 2)]])
-    close(model(stream, query._replace(after_all=True)), model(stream, query))
+    assert_close(model(stream, query._replace(after_all=True)), model(stream, query))
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -101,8 +101,8 @@ def test_padding_anywhere_changes_nothing(name: str) -> None:
         plain = model(streams(name, *WORDS), query)
         stream = streams(name, *WORDS, segments=6, items=9)
         padded = model(stream, longer._replace(after_all=after_all))
-        close(padded[:, :2, :3], plain)
-        close(model(stream._replace(most_items=9), longer._replace(after_all=after_all))[:, :2, :3], plain)
+        assert_close(padded[:, :2, :3], plain)
+        assert_close(model(stream._replace(most_items=9), longer._replace(after_all=after_all))[:, :2, :3], plain)
         if is_text(name):
             assert (padded[:, :, 3:] == -torch.inf).all()
     assert scores.isfinite().all()
@@ -114,7 +114,7 @@ def test_no_stream_touches_another(name: str) -> None:
     together = model(streams(name, *WORDS), questions(name, asked))
     for i in range(2):
         alone = model(streams(name, WORDS[i]), questions(name, [asked[i]], [CHOICES[i]]))
-        close(together[i : i + 1], alone)
+        assert_close(together[i : i + 1], alone)
     # neither in training, but for what is drawn at random
     stream, query = streams(name, *WORDS), questions(name, asked)
     changed = streams(name, WORDS[0], [[1, 1, 1], [2]], segments=3, items=5)
@@ -122,7 +122,7 @@ def test_no_stream_touches_another(name: str) -> None:
     torch.manual_seed(1)
     before = model(stream, query)
     torch.manual_seed(1)
-    close(model(changed, query)[0], before[0])
+    assert_close(model(changed, query)[0], before[0])
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -211,7 +211,7 @@ def test_positions_are_means_of_even_shares(length: int) -> None:
     for i in range(count):
         start = i * length // count
         share = items[0, start : min(length, max(start + 1, (i + 1) * length // count))]
-        close(positions[0, 0, i], share.mean(dim=0) if length else torch.zeros(4))
+        assert_close(positions[0, 0, i], share.mean(dim=0) if length else torch.zeros(4))
     if length >= count:
         taken = [max(i * length // count + 1, (i + 1) * length // count) - i * length // count for i in range(count)]
         assert sum(taken) == length, "every item is in one position"
@@ -224,7 +224,7 @@ def test_a_bundle_answers_as_before(name: str, tmp_path: Any) -> None:
     machine = {**TEXT, **VIDEO, "blind": BlindSettings(), "blind text": BlindSettings()}[name]
     save_bundle(tmp_path, model, Run(method=name, model=replace(qa.PLAIN, machine=machine)), codec)
     stream, query = streams(name, *WORDS), questions(name, [[([12, 13], 3)], [([14], 2)]])
-    close(load_bundle(tmp_path).model.eval()(stream, query), model(stream, query))
+    assert_close(load_bundle(tmp_path).model.eval()(stream, query), model(stream, query))
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -29,7 +29,7 @@ def folded(events: list[object], *, segment_events: int = 3) -> str:
     return chain.answer(chain.fold(chain.initial_memory(), [*cut.segments, *([cut.rest] if cut.rest else [])]), "", 1)
 
 
-def refused(code: str, call: Callable[[], object]) -> ServiceError:
+def assert_refused(code: str, call: Callable[[], object]) -> ServiceError:
     """The refusal with this code, whose problem document is whole."""
     with pytest.raises(ServiceError) as caught:
         call()
@@ -63,17 +63,17 @@ def test_an_event_sent_again_changes_nothing(engine: MemoryEngine) -> None:
 
 
 def test_a_gap_is_refused_with_the_number_to_go_on_from(engine: MemoryEngine) -> None:
-    assert refused("sequence_gap", lambda: engine.append("s", ["a"], seq=1)).details["expected_seq"] == 0
-    refused("unknown_stream", lambda: engine.inspect("s"))
+    assert assert_refused("sequence_gap", lambda: engine.append("s", ["a"], seq=1)).details["expected_seq"] == 0
+    assert_refused("unknown_stream", lambda: engine.inspect("s"))
     engine.append("s", ["a"], seq=0)
-    assert refused("sequence_gap", lambda: engine.append("s", ["c"], seq=2)).details["expected_seq"] == 1
+    assert assert_refused("sequence_gap", lambda: engine.append("s", ["c"], seq=2)).details["expected_seq"] == 1
     assert engine.append("s", ["b"], seq=1).next_seq == 2
 
 
 def test_another_event_of_the_same_number_is_refused_and_the_batch_with_it(engine: MemoryEngine) -> None:
     engine.append("s", ["a", "b"], seq=0)
-    assert refused("sequence_conflict", lambda: engine.append("s", ["a", "x", "c"], seq=0)).details["seq"] == 1
-    refused("sequence_conflict", lambda: engine.append("s", [Event("b", ends_segment=True)], seq=1))
+    assert assert_refused("sequence_conflict", lambda: engine.append("s", ["a", "x", "c"], seq=0)).details["seq"] == 1
+    assert_refused("sequence_conflict", lambda: engine.append("s", [Event("b", ends_segment=True)], seq=1))
     assert engine.inspect("s").next_seq == 2
     assert engine.query("s", "?").answer == folded(["a", "b"])
 
@@ -81,7 +81,7 @@ def test_another_event_of_the_same_number_is_refused_and_the_batch_with_it(engin
 def test_beyond_the_window_a_repeated_number_is_a_duplicate(engine: MemoryEngine) -> None:
     engine.append("s", list(range(1000, 1100)), seq=0)
     assert engine.append("s", [7], seq=3).duplicates == 1  # 97 events back: not told from the first one any more
-    refused("sequence_conflict", lambda: engine.append("s", [7], seq=36))
+    assert_refused("sequence_conflict", lambda: engine.append("s", [7], seq=36))
     assert engine.append("s", [1036], seq=36).duplicates == 1
 
 
@@ -105,9 +105,9 @@ def test_a_flush_is_an_event_that_closes_its_segment(engine: MemoryEngine) -> No
 
 def test_a_read_waits_for_the_wanted_event_or_says_how_far_it_is(engine: MemoryEngine) -> None:
     engine.append("s", ["a"], seq=0)
-    late = refused("not_caught_up", lambda: engine.query("s", "?", min_seq=2, timeout=0.05))
+    late = assert_refused("not_caught_up", lambda: engine.query("s", "?", min_seq=2, timeout=0.05))
     assert late.details["as_of_seq"] == 1
-    refused("not_caught_up", lambda: engine.query("s", "?", min_seq=1, tail="exclude", timeout=0.05))
+    assert_refused("not_caught_up", lambda: engine.query("s", "?", min_seq=1, tail="exclude", timeout=0.05))
     writer = threading.Timer(0.1, lambda: engine.append("s", ["b"], seq=1))
     writer.start()
     assert engine.query("s", "?", min_seq=2, timeout=5.0).answer == folded(["a", "b"])
@@ -119,7 +119,7 @@ def test_tenants_do_not_meet(engine: MemoryEngine) -> None:
     engine.append("s", ["yours"], seq=0, tenant="two")
     assert engine.query("s", "?", tenant="one").answer == folded(["mine"])
     assert engine.query("s", "?", tenant="two").answer == folded(["yours"])
-    refused("unknown_stream", lambda: engine.query("s", "?"))
+    assert_refused("unknown_stream", lambda: engine.query("s", "?"))
     assert engine.delete("s", tenant="one").existed
     assert engine.query("s", "?", tenant="two").answer == folded(["yours"])
 
@@ -142,7 +142,7 @@ def test_a_deleted_stream_begins_anew(engine: MemoryEngine) -> None:
     engine.snapshot("s", "kept")
     assert engine.delete("s").existed
     assert not engine.delete("s").existed
-    refused("unknown_stream", lambda: engine.query("s", "?"))
+    assert_refused("unknown_stream", lambda: engine.query("s", "?"))
     assert engine.append("s", ["x"], seq=0).next_seq == 1
     assert engine.query("s", "?").answer == folded(["x"])
     assert engine.inspect("s").snapshots == []
@@ -159,8 +159,8 @@ def test_a_snapshot_brings_back_what_was(engine: MemoryEngine) -> None:
     assert engine.inspect("s").generation == 1
     engine.append("s", ["good"], seq=4)
     assert engine.query("s", "?").answer == folded(["a", "b", "c", "d", "good"])
-    refused("sequence_conflict", lambda: engine.append("s", ["other"], seq=3))
-    refused("unknown_snapshot", lambda: engine.restore("s", "after"))
+    assert_refused("sequence_conflict", lambda: engine.append("s", ["other"], seq=3))
+    assert_refused("unknown_snapshot", lambda: engine.restore("s", "after"))
     assert engine.verify().clean
 
 
@@ -169,9 +169,9 @@ def test_snapshots_are_bounded(place: Place) -> None:
         engine.append("s", ["a"])
         for name in ("one", "two", "two"):
             engine.snapshot("s", name)
-        refused("over_quota", lambda: engine.snapshot("s", "three"))
+        assert_refused("over_quota", lambda: engine.snapshot("s", "three"))
         assert engine.inspect("s").snapshots == ["one", "two"]
-        refused("unknown_stream", lambda: engine.snapshot("t", "one"))
+        assert_refused("unknown_stream", lambda: engine.snapshot("t", "one"))
 
 
 def test_a_stream_of_another_model_is_refused_until_it_is_rebuilt(place: Place) -> None:
@@ -184,11 +184,11 @@ def test_a_stream_of_another_model_is_refused_until_it_is_rebuilt(place: Place) 
     with MemoryEngine.open(place.open(), HashChain(2), retention="all") as engine:
         for name in ("kept", "tail"):
             assert engine.inspect(name).state == "rebuild_needed"
-            refused("model_mismatch", lambda name=name: engine.query(name, "?"))
-            refused("model_mismatch", lambda name=name: engine.append(name, ["f"], seq=5))
+            assert_refused("model_mismatch", lambda name=name: engine.query(name, "?"))
+            assert_refused("model_mismatch", lambda name=name: engine.append(name, ["f"], seq=5))
         done = engine.rebuild("kept")
         assert (done.next_seq, done.consolidated_seq, done.memory_version) == (5, 4, 2)
-        refused("log_not_retained", lambda: engine.rebuild("tail"))
+        assert_refused("log_not_retained", lambda: engine.rebuild("tail"))
         engine.rebuild("tail", events)
         for name in ("kept", "tail"):
             engine.append(name, ["f"], seq=5)
@@ -220,7 +220,7 @@ def test_a_broken_segment_degrades_its_stream_alone(place: Place) -> None:
         assert (said.answer, said.stale, said.as_of_seq) == (folded(["a", "b", "c"]), True, 3)
         assert engine.inspect("good").consolidated_seq == 3
         engine.append("bad", list(range(5)), seq=6)
-        refused("stream_degraded", lambda: engine.append("bad", ["x"], seq=11, timeout=0.1))
+        assert_refused("stream_degraded", lambda: engine.append("bad", ["x"], seq=11, timeout=0.1))
         engine.rebuild("bad", ["a", "b", "c", "d"])
         assert engine.inspect("bad").state == "compatible"
         assert engine.query("bad", "?").answer == folded(["a", "b", "c", "d"])
@@ -242,7 +242,7 @@ def test_a_full_tail_waits_and_then_refuses_and_loses_nothing(place: Place) -> N
     slow = Slow()
     with MemoryEngine.open(place.open(), slow, limits=Limits(tail_events=6)) as engine:
         engine.append("s", list(range(6)), seq=0)
-        assert refused("queue_full", lambda: engine.append("s", [6], seq=6, timeout=0.05)).retry
+        assert assert_refused("queue_full", lambda: engine.append("s", [6], seq=6, timeout=0.05)).retry
         threading.Timer(0.1, slow.gate.set).start()
         assert engine.append("s", [6], seq=6, timeout=10).next_seq == 7
         assert engine.query("s", "?").answer == folded(list(range(7)))
@@ -259,7 +259,7 @@ def test_a_late_consolidation_never_brings_a_deleted_stream_back(place: Place) -
         engine.append("t", ["x"], seq=0)
         slow.gate.set()
         engine.settle()
-        refused("unknown_stream", lambda: engine.inspect("s"))
+        assert_refused("unknown_stream", lambda: engine.inspect("s"))
         assert engine.query("t", "?").answer == folded(["x"])
         assert engine.inspect("t").memory_version == 0
 
@@ -272,7 +272,7 @@ def test_a_rebuild_that_was_overtaken_changes_nothing(place: Place) -> None:
         time.sleep(0.05)
         engine.append("s", ["b"], seq=1)
         slow.gate.set()
-        refused("stream_changed", rebuild.result)
+        assert_refused("stream_changed", rebuild.result)
         assert engine.query("s", "?").answer == folded(["a", "b"])
 
 
@@ -304,12 +304,12 @@ def test_an_old_engine_is_fenced_off(place: Place) -> None:
     old = MemoryEngine.open(place.open(), HashChain())
     old.append("s", ["a"], seq=0)
     if isinstance(place, SqlitePlace):
-        refused("store_in_use", place.open)  # a file: the second does not even get in
+        assert_refused("store_in_use", place.open)  # a file: the second does not even get in
     else:
         fresh = MemoryEngine.open(place.open(), HashChain())
-        refused("stale_epoch", lambda: old.append("s", ["b"], seq=1))
-        refused("stale_epoch", lambda: old.delete("s"))
-        refused("stale_epoch", lambda: old.snapshot("s", "x"))
+        assert_refused("stale_epoch", lambda: old.append("s", ["b"], seq=1))
+        assert_refused("stale_epoch", lambda: old.delete("s"))
+        assert_refused("stale_epoch", lambda: old.snapshot("s", "x"))
         assert fresh.append("s", ["c"], seq=1).next_seq == 2
         fresh.close()
     old.close()
@@ -407,7 +407,7 @@ def test_writers_without_numbers_never_lose_an_event(engine: MemoryEngine) -> No
 )
 def test_bad_input_is_refused_and_leaves_no_trace(code: str, call: Callable[[MemoryEngine], object]) -> None:
     with MemoryEngine.open(":memory:", HashChain()) as engine:
-        refused(code, lambda: call(engine))
+        assert_refused(code, lambda: call(engine))
         assert list(engine.store.keys()) == []
 
 
@@ -415,7 +415,7 @@ def test_a_stream_is_made_once_with_its_settings(engine: MemoryEngine) -> None:
     assert engine.create("s", retention="all")
     assert not engine.create("s")
     assert not engine.create("s", retention="all")
-    refused("stream_exists", lambda: engine.create("s", retention="tail"))
+    assert_refused("stream_exists", lambda: engine.create("s", retention="tail"))
     assert engine.query("s", "?").as_of_seq == 0
     assert engine.append("s", ["a"], seq=0).next_seq == 1
 
@@ -427,7 +427,7 @@ def test_other_numerics_are_recorded_or_refused(place: Place) -> None:
     moved = HashChain()
     moved.numerics = "elsewhere"
     with MemoryEngine.open(place.open(), moved, strict_numerics=True) as strict:
-        refused("numerics_mismatch", lambda: strict.query("s", "?"))
+        assert_refused("numerics_mismatch", lambda: strict.query("s", "?"))
     with MemoryEngine.open(place.open(), moved) as engine:
         engine.append("s", ["d", "e", "f"], seq=3)
         engine.settle()
@@ -439,8 +439,8 @@ def test_a_closed_engine_says_so(place: Place) -> None:
     engine = MemoryEngine.open(place.open(), HashChain())
     engine.append("s", ["a"])
     engine.close()
-    refused("draining", lambda: engine.append("s", ["b"]))
-    refused("draining", lambda: engine.query("s", "?"))
+    assert_refused("draining", lambda: engine.append("s", ["b"]))
+    assert_refused("draining", lambda: engine.query("s", "?"))
 
 
 def test_every_code_has_a_status_and_every_error_a_code() -> None:
@@ -521,7 +521,7 @@ def test_a_store_is_looked_after_without_a_model(place: Place) -> None:
             lambda: keeper.rebuild("s"),
             lambda: keeper.create("t"),
         ):
-            refused("invalid_value", call)
+            assert_refused("invalid_value", call)
         assert keeper.inspect("s").state == "unknown"
         assert read_archive(keeper.export("s")).row["next_seq"] == 4
         assert keeper.verify().clean

@@ -10,6 +10,7 @@ import torch
 from remem.data.batch import Candidates, QueryBatch
 from remem.tasks.base import Tally
 from remem.tasks.metrics import area_under_roc, chance_reciprocal_rank, credit, reciprocal_rank
+from remem.training.objective import reason_loss
 
 INF = torch.inf
 
@@ -72,6 +73,14 @@ def test_credit_is_right_or_wrong_for_classes_and_clicks_and_the_rank_for_candid
     assert credit(scores, query([[1, 1, -1]], some)).tolist() == [[1, 0.5, 0]]
     logits = torch.tensor([[[2.0], [-2.0], [2.0], [-2.0], [2.0]]])
     assert credit(logits, query([[1, 0, 0, 1, -1]])).tolist() == [[1, 1, 0, 0, 0]]
+
+
+def test_a_single_candidate_is_no_click() -> None:
+    only = Candidates(torch.ones(1, 1, 2, dtype=torch.long), torch.ones(1, 1, 2, dtype=torch.bool))
+    asked, scores = query([[0]], only), torch.tensor([[[5.0]]])
+    assert credit(scores, asked).tolist() == [[1.0]]  # it is the right one, whatever its score
+    assert float(reason_loss(scores, asked)) == 0.0
+    assert float(reason_loss(scores, query([[0]]))) > 5  # the same score is a wrong click
 
 
 def test_a_tally_keeps_the_clicks_of_each_part() -> None:

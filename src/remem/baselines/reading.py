@@ -7,6 +7,7 @@ paper, one reading serves them all. Such readings are [b, v, ...] with v = q vie
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import torch
@@ -56,7 +57,7 @@ def spread(items: Float[Tensor, "b l d"], real: Bool[Tensor, "b v l"], count: in
     return (share / (end - start).clamp(min=1)[..., None]).to(items.dtype) @ items[:, None]
 
 
-class VideoReasoner(nn.Module):
+class VideoReasoner(nn.Module, ABC):
     """The ends that the methods of video QA share. A method is the `reason` between them.
 
     The embedding, the encoder of questions and the last layer are those of every method of the task.
@@ -77,6 +78,6 @@ class VideoReasoner(nn.Module):
         reason = self.reason(video, encode_questions(self.query_encoder, query))
         return self.head(self.dropout(reason), query.candidates)
 
+    @abstractmethod
     def reason(self, video: Float[Tensor, "b v c d"], question: Float[Tensor, "b q m"]) -> Float[Tensor, "b q m"]:
         """What is to be classified, of the video's positions and the questions."""
-        raise NotImplementedError

@@ -59,7 +59,7 @@ class QueryBatch(NamedTuple):
 
     `answer` is a class, the place of the right candidate, or 1 for a click and 0 for none; -1 stands for an answer that
     can't be given, which is always wrong and trains nothing. Scores of answers are [b, q, c] for every task; a single
-    score is the logit of a click.
+    score without candidates is the logit of a click.
     """
 
     tokens: Int[Tensor, "b q w"]
@@ -73,6 +73,10 @@ class QueryBatch(NamedTuple):
     """One set for all questions of a stream; None where the answers are the same for every stream."""
     after_all: bool = False
     """Whether every question is known to come after its stream's last segment, so that one reading serves them all."""
+
+    def asks_clicks(self, scores: Tensor) -> bool:
+        """Whether the scores are logits of clicks. A single candidate has a single score, too, and is no click."""
+        return scores.shape[-1] == 1 and self.candidates is None
 
     def each(self, change: Callable[[Tensor], Tensor]) -> QueryBatch:
         """A change of all that has one row a question, such as the choice of some; candidates belong to the stream."""

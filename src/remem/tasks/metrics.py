@@ -40,7 +40,7 @@ def area_under_roc(scores: Float[Tensor, " r"], clicked: Int[Tensor, " r"]) -> f
 
 def credit(scores: Float[Tensor, "b q c"], query: QueryBatch) -> Float[Tensor, "b q"]:
     """What an answer is worth: 1 or 0 where it is right or wrong, the reciprocal rank where candidates are ranked."""
-    if scores.shape[-1] == 1:
+    if query.asks_clicks(scores):
         return ((scores.squeeze(-1) > 0) == (query.answer == 1)).float().masked_fill(query.answer < 0, 0.0)
     if query.candidates is not None:
         return reciprocal_rank(scores.float(), query.answer)

@@ -47,6 +47,6 @@ def count(tally: Tally, query: QueryBatch, scores: Tensor) -> None:
     age = query.position - 1 - query.evidence
     ages = [int(a) if e >= 0 else None for a, e in zip(age[real].tolist(), query.evidence[real].tolist(), strict=True)]
     clicks = None
-    if scores.shape[-1] == 1:
+    if query.asks_clicks(scores):
         clicks = list(zip(scores.squeeze(-1)[real].tolist(), query.answer[real].tolist(), strict=True))
     tally.add(query.part[real].tolist(), ages, right[real].tolist(), clicks)

@@ -44,7 +44,7 @@ def reason_loss(scores: Float[Tensor, "b q c"], query: QueryBatch) -> Float[Tens
     The mean over real questions whose answer can be given at all.
     """
     counted, answer = query.mask & (query.answer >= 0), query.answer.clamp(min=0)
-    if scores.shape[-1] == 1:
+    if query.asks_clicks(scores):
         loss = F.binary_cross_entropy_with_logits(scores.squeeze(-1).float(), answer.float(), reduction="none")
     else:
         loss = F.cross_entropy(scores.float().flatten(0, 1), answer.flatten(), reduction="none").view_as(answer)
