@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported, by whatever does it first
@@ -19,6 +20,11 @@ from remem.settings.model import MachineSettings, ModelSettings, RehearsalSettin
 from remem.settings.run import Run, TrainSettings
 from remem.settings.tasks import SyntheticTask
 from remem.training.run import Trainer
+
+# the same examples every time, so that a run can be repeated; REMEM_SEED tries others
+settings.register_profile("repeatable", derandomize=True, database=None)
+if "REMEM_SEED" not in os.environ:
+    settings.load_profile("repeatable")
 
 CPU = torch.device("cpu")
 TINY_TASK = SyntheticTask(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import signal
 import socket
@@ -24,6 +25,8 @@ from remem.service.store import Store
 from remem.service.stores.memory import Backing, MemoryStore
 from remem.service.stores.sqlite import SqliteStore
 
+SEED = int(os.environ.get("REMEM_SEED", "0"))
+"""Of whatever the tests leave to chance; set it to try other kills, cuts and flips."""
 POISON = 666
 """An item that gives this network a memory which is not finite."""
 

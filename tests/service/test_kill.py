@@ -7,26 +7,26 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import subprocess
 import sys
 from pathlib import Path
+
+from service_parts import SEED
 
 KILLS = int(os.environ.get("REMEM_KILLS", "25"))
 
 
 def test_killed_writers_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
-    seed = secrets.randbelow(10**6)
     driver = Path(__file__).with_name("kill_driver.py")
     done = subprocess.run(
-        [sys.executable, str(driver), str(tmp_path), str(KILLS), str(seed)],
+        [sys.executable, str(driver), str(tmp_path), str(KILLS), str(SEED)],
         capture_output=True,
         text=True,
         timeout=1800,
     )
-    assert done.returncode == 0, f"seed {seed}: {done.stderr}"
+    assert done.returncode == 0, f"seed {SEED}: {done.stderr}"
     found = json.loads(done.stdout)
-    print(f"seed {seed}: {found}")
+    print(f"seed {SEED}: {found}")
     assert found["kills"] == KILLS
     assert found["acknowledged"] > KILLS  # the writers had got going
-    assert (found["lost"], found["mismatches"], found["damaged"]) == (0, 0, 0), f"seed {seed}: {found}"
+    assert (found["lost"], found["mismatches"], found["damaged"]) == (0, 0, 0), f"seed {SEED}: {found}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import secrets
 import shutil
 import sqlite3
 import subprocess
@@ -14,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from service_parts import HashChain
+from service_parts import SEED, HashChain
 
 from remem.service import MemoryEngine
 from remem.service.errors import (
@@ -26,6 +25,8 @@ from remem.service.errors import (
     StoreUnavailable,
     UnknownStream,
 )
+from remem.service.limits import StreamKey
+from remem.service.records import verified_events
 from remem.service.stores.sqlite import SqliteStore
 
 FLIPS = int(os.environ.get("REMEM_FLIPS", "300"))
@@ -56,8 +57,7 @@ def filled(path: Path, **options: str) -> dict[str, tuple[int, str]]:
 def test_a_flipped_byte_is_found_or_changes_nothing(path: Path, tmp_path: Path, retention: str) -> None:
     before = filled(path, retention=retention)
     whole = path.read_bytes()
-    seed = secrets.randbelow(10**6)
-    chance, damaged = random.Random(seed), tmp_path / "damaged.db"
+    chance, damaged = random.Random(SEED), tmp_path / "damaged.db"
     used = [place for place, byte in enumerate(whole) if byte]
     found = 0
     for turn in range(FLIPS // 2):
@@ -67,7 +67,7 @@ def test_a_flipped_byte_is_found_or_changes_nothing(path: Path, tmp_path: Path, 
             with MemoryEngine.open(damaged, HashChain(), read_only=True) as engine:
                 report = engine.verify()
                 if report.clean:
-                    assert content(engine) == before, f"seed {seed}: byte {place} changed the content unseen"
+                    assert content(engine) == before, f"seed {SEED}: byte {place} changed the content unseen"
                 else:
                     found += 1
         except (StoreUnavailable, IncompatibleFormat):
@@ -104,6 +104,16 @@ def test_changed_tables_are_found_and_named(path: Path, damage: str, message: st
         assert not report.clean
         assert any(message in problem.message for problem in report.problems), report.problems
         assert all(problem.code == "memory_damaged" for problem in report.problems)
+
+
+def test_more_events_than_a_stream_has_numbers_are_damage(path: Path) -> None:
+    with MemoryEngine.open(path, HashChain(), retention="all") as engine:
+        engine.append("one", ["a", "b"], seq=0)
+        engine.settle()
+        stored = engine.store.read(StreamKey("default", "one"), log=True)
+        assert stored is not None
+        with pytest.raises(MemoryDamaged, match="expected"):
+            verified_events(stored.row, stored.events * 2, -2)
 
 
 def test_a_damaged_memory_is_never_answered_from_and_a_snapshot_brings_it_back(path: Path) -> None:

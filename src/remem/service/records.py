@@ -106,7 +106,7 @@ def verified_memory(row: Row, memory: bytes) -> bytes:
 
 def verified_events(row: Row, sealed: Sequence[bytes], first_seq: int) -> list[bytes]:
     """The payloads of stored events from `first_seq` on, if each is whole and none is missing."""
-    if first_seq + len(sealed) != row.next_seq:
+    if first_seq < 0 or first_seq + len(sealed) != row.next_seq:
         raise MemoryDamaged(
             f"Stream {row.key} has {len(sealed)} events from {first_seq} on; expected {row.next_seq - first_seq}.",
             stream=row.stream,

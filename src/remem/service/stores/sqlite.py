@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
-from remem.service.errors import Draining, StoreUnavailable
+from remem.service.errors import Draining, MemoryDamaged, StoreUnavailable
 from remem.service.limits import StreamKey
 from remem.service.records import ROW_FIELDS, Row, row_of
 from remem.service.store import Change, Deleted, Durability, Plan, Stored
@@ -87,11 +87,13 @@ class SqliteStore:
                 return None
             memory = connection.execute("SELECT memory FROM memories WHERE id = ?", (number,)).fetchone()
             first = 0 if log else row.consolidated_seq
-            sealed = connection.execute(
-                "SELECT event FROM events WHERE id = ? AND seq BETWEEN ? AND ? ORDER BY seq",
+            found = connection.execute(
+                "SELECT seq, event FROM events WHERE id = ? AND seq BETWEEN ? AND ? ORDER BY seq",
                 (number, first, row.next_seq - 1),
             ).fetchall()
-            return Stored(row, _bytes(memory), [_bytes(event) for event in sealed])
+        if [seq for seq, _ in found] != list(range(row.next_seq - len(found), row.next_seq)):
+            raise MemoryDamaged(f"The numbers of the events of stream {key} have a hole.", stream=key.stream)
+        return Stored(row, _bytes(memory), [_bytes((event,)) for _, event in found])
 
     def delete(self, key: StreamKey) -> Deleted:
         """Overwrite the stream's pages with zeros, and empty the log that still held them."""
