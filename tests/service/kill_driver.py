@@ -41,7 +41,7 @@ def answer_of(stream: str, count: int) -> str:
     chain = HashChain()
     events = [event_at(stream, seq) for seq in range(count)]
     cut = cut_events([pack_event(event.item, event.ends_segment) for event in events], chain.segment_events)
-    return chain.answer(chain.fold(chain.initial_memory(), [*cut.segments, *([cut.rest] if cut.rest else [])]), "", 1)
+    return chain.answer(chain.fold(chain.initial_memory(), [*cut.segments, *([cut.rest] if cut.rest else [])]))
 
 
 def die() -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from remem.errors import BadInput
-from remem.service.network import Fold, NotFinite
+from remem.service.network import Ask, Fold, NotFinite
 from remem.service.store import Store
 from remem.service.stores.memory import Backing, MemoryStore
 from remem.service.stores.sqlite import SqliteStore
@@ -73,8 +73,12 @@ class HashChain:
                 results.append(error)
         return results
 
-    def answer(self, memory: bytes, question: Any, top: int) -> str:
+    def answer(self, memory: bytes) -> str:
         return memory[-32:].hex()
+
+    def ask_many(self, asks: Sequence[Ask]) -> list[str | NotFinite]:
+        memories = self.fold_many([ask.fold for ask in asks])
+        return [each if isinstance(each, NotFinite) else self.answer(each) for each in memories]
 
     def describe(self, memory: bytes) -> dict[str, Any]:
         return {"bytes": len(memory)}

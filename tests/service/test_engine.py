@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def folded(events: list[object], *, segment_events: int = 3) -> str:
     chain = HashChain(segment_events)
     unpacked = [event if isinstance(event, Event) else Event(event) for event in events]
     cut = cut_events([pack_event(event.item, event.ends_segment) for event in unpacked], segment_events)
-    return chain.answer(chain.fold(chain.initial_memory(), [*cut.segments, *([cut.rest] if cut.rest else [])]), "", 1)
+    return chain.answer(chain.fold(chain.initial_memory(), [*cut.segments, *([cut.rest] if cut.rest else [])]))
 
 
 def assert_refused(code: str, call: Callable[[], object]) -> ServiceError:
@@ -283,7 +283,7 @@ def test_an_export_is_a_whole_stream(engine: MemoryEngine) -> None:
     assert (found.row["next_seq"], found.row["consolidated_seq"]) == (4, 3)
     assert found.payloads == [pack_event("d", False)]
     chain = HashChain()
-    assert chain.answer(found.memory, "?", 1) == folded(["a", "b", "c"])
+    assert chain.answer(found.memory) == folded(["a", "b", "c"])
 
 
 def test_unfinished_work_is_taken_up_after_a_crash(place: Place) -> None:
@@ -452,40 +452,6 @@ def test_every_code_has_a_status_and_every_error_a_code() -> None:
     assert all(400 <= code.status < 600 and code.title for code in CODES.values())
     assert len({kind.code for kind in kinds}) == len(kinds)
     assert StreamKey("a", "b") != StreamKey("b", "a")
-
-
-class Counting(HashChain):
-    """Counts its folds."""
-
-    folds = 0
-
-    def fold(self, memory: bytes, segments: Sequence[Sequence[bytes]]) -> bytes:
-        self.folds += 1
-        return super().fold(memory, segments)
-
-
-def test_the_same_tail_is_folded_once_for_many_questions() -> None:
-    chain = Counting()
-    with MemoryEngine.open(":memory:", chain) as engine:
-        engine.append("s", ["a", "b"], seq=0)
-        engine.settle()
-        assert {engine.query("s", "?").answer for _ in range(5)} == {folded(["a", "b"])}
-        assert chain.folds == 1
-        engine.append("s", ["c"], seq=2)
-        assert engine.query("s", "?").answer == folded(["a", "b", "c"])
-        engine.delete("s")
-        assert engine._peeks._kept == {}
-        engine.append("s", ["x", "y"], seq=0)
-        assert engine.query("s", "?").answer == folded(["x", "y"])
-
-
-def test_kept_peeks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remem.service.peek._MOST_BYTES", 500)
-    with MemoryEngine.open(":memory:", HashChain()) as engine:
-        for number in range(20):
-            engine.append(f"s{number}", ["a"])
-            assert engine.query(f"s{number}", "?").answer == folded(["a"])
-        assert 0 < sum(map(len, engine._peeks._kept.values())) == engine._peeks._bytes <= 500
 
 
 def test_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

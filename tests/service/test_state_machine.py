@@ -45,7 +45,7 @@ def answer_of(events: list[Event], *, whole_segments: bool = False) -> str:
     chain = HashChain()
     cut = cut_events([pack_event(event.item, event.ends_segment) for event in events], chain.segment_events)
     rest = [] if whole_segments or not cut.rest else [cut.rest]
-    return chain.answer(chain.fold(chain.initial_memory(), [*cut.segments, *rest]), "", 1)
+    return chain.answer(chain.fold(chain.initial_memory(), [*cut.segments, *rest]))
 
 
 class Streams(RuleBasedStateMachine):

@@ -40,7 +40,7 @@ def parse_json(data: bytes, depth: int) -> Any:
     """JSON as RFC 8259 has it: UTF-8, no NaN, no number beyond floats, no name twice, no nesting past `depth`."""
     try:
         text = data.decode()
-        value = json.loads(text, parse_constant=_refused, parse_float=_finite, object_pairs_hook=_once)
+        value = _DECODER.decode(text)
     except UnicodeDecodeError:
         raise InvalidJson("The body is not UTF-8.") from None
     except RecursionError:
@@ -93,6 +93,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         raise ValueError("a name stands twice in one object")
     return found
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refused, parse_float=_finite, object_pairs_hook=_once)
 
 
 def _deeper(value: Any, depth: int) -> bool:

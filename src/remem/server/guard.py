@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from prometheus_client import Counter
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -119,7 +118,8 @@ class Guard:
         await response(scope, request.receive, send)
 
     def _admit(self, scope: Scope) -> None:
-        headers = Headers(scope=scope)
+        # the first of each name counts
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
         if scope["path"] not in OPEN:
             scope[CALLER] = caller = self._caller(headers)
             self._service.buckets.take(caller.tenant)
@@ -155,7 +155,7 @@ class Guard:
             metrics.rejected.labels(code).inc()
         fields: dict[str, Any] = {"request": scope[REQUEST], "method": _method(scope["method"]), "route": route}
         if caller := scope.get(CALLER):
-            fields |= {"tenant": caller.tenant, "token": caller.id}
+            fields["tenant"], fields["token"] = caller.tenant, caller.id
         if code:
             fields["code"] = code
         level = 40 if status >= 500 and code in (None, "internal", *_OURS) else 20

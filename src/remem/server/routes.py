@@ -15,7 +15,8 @@ from remem.server import schemas
 from remem.server.body import Form, as_form, parse_json, read_body
 from remem.server.guard import CALLER, DEADLINE, Hot, require_scope
 from remem.server.service import Service, as_json
-from remem.server.work import Busy, Question
+from remem.server.work import Busy
+from remem.service.asking import Question
 from remem.service.errors import NotCaughtUp, QueueFull, ServiceError
 from remem.service.events import FLUSH, Event
 from remem.service.limits import LAST_SEQ
@@ -178,7 +179,7 @@ def add_stream_routes(app: FastAPI, service: Service) -> dict[str, Hot]:
     async def delete(request: Request, stream: StreamName) -> Response:
         """Remove memory, events and snapshots, from the store's files as well."""
         tenant = tenant_of(request)
-        gone = await lanes.run("append", request.scope[DEADLINE], lambda: service.delete(stream, tenant))
+        gone = await lanes.run("append", request.scope[DEADLINE], lambda: engine.delete(stream, tenant=tenant))
         return JSONResponse(as_json(gone))
 
     @app.post("/v1/streams/{stream}/snapshot", **about("append", schemas.SnapshotForm, schemas.SnapshotForm))

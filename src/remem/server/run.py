@@ -19,7 +19,7 @@ from remem.server.logs import log
 from remem.server.service import Service
 from remem.server.settings import ServerSettings
 
-_SWITCH_SECONDS = 0.0005
+_SWITCH_SECONDS = 0.00005
 _KEEP_ALIVE_SECONDS = 75
 
 
@@ -89,7 +89,8 @@ def serve(service: Service, listener: socket.socket, on_start: Callable[[], None
     server = DrainingServer(config, service, on_start)
     service.stop = server.begin_drain
     service.metrics.connections.set_function(lambda: len(server.server_state.connections))
-    # a thread that folds a segment would else keep the event loop waiting for 5 ms at a time
+    # the event loop and the thread that writes hand over to each other several times for every append; by default each
+    # would keep the other waiting for up to 5 ms
     sys.setswitchinterval(_SWITCH_SECONDS)
     # all that lives as long as the process need not be looked at again and again
     gc.collect()

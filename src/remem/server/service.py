@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 from functools import partial
@@ -14,8 +13,7 @@ from remem.server.settings import ServerSettings
 from remem.server.tokens import TokenFile
 from remem.server.work import Batcher, Buckets, Lanes
 from remem.service.engine import MemoryEngine
-from remem.service.limits import StreamKey, stream_key
-from remem.service.store import Deleted
+from remem.service.limits import StreamKey
 
 _PROBE = StreamKey("probe", "probe")
 
@@ -47,15 +45,6 @@ class Service:
         network = self.engine.network
         kind = getattr(getattr(network, "codec", None), "kind", None)
         return kind or ("vectors" if hasattr(network, "item_dim") else "other")
-
-    def delete(self, stream: str, tenant: str) -> Deleted:
-        """From the store, and from what the reader keeps."""
-        stored = self.engine.store.read(stream_key(stream, tenant))
-        deleted = self.engine.delete(stream, tenant=tenant)
-        if stored is not None and (reader := self.questions.reader) is not None:
-            with contextlib.suppress(ConnectionError):  # a lost reader keeps nothing
-                reader.forget(stored.row.birth)
-        return deleted
 
     def close(self) -> None:
         """Finish what was accepted, fold what can be folded in the time left, close the store."""

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from remem.server.logs import log
 from remem.server.metrics import Metrics
 from remem.server.settings import ServerSettings
+from remem.service.asking import Question
 from remem.service.engine import MemoryEngine
 from remem.service.errors import Deadline, NotCaughtUp, OverQuota, QueueFull, ServiceError
-from remem.service.results import Answered
 
 if TYPE_CHECKING:
     from remem.server.reader import Reader
@@ -27,19 +26,9 @@ T = TypeVar("T")
 Lane = Literal["append", "query", "admin", "health"]
 _FIRST_PAUSE, _LAST_PAUSE = 0.004, 0.05
 _MOST_TOGETHER = 16
+_GATHERING = 0.004
 # appends wait for the disk, and as many as wait share one commit; queries compute
 WORKERS: dict[Lane, int] = {"append": 48, "query": 1, "admin": 2, "health": 1}
-
-
-class Question(NamedTuple):
-    """What `MemoryEngine.query` is asked."""
-
-    stream: str
-    question: Any
-    top: int
-    tail: Literal["include", "exclude"]
-    min_seq: int | None
-    tenant: str
 
 
 class Busy(QueueFull):
@@ -128,9 +117,9 @@ class Buckets:
 
 
 class Batcher:
-    """Questions that wait while others are answered are answered together, with their tails folded side by side.
+    """Questions that wait while others are answered are answered together, at a fraction of the price.
 
-    Nobody is made to wait for company: the first question goes alone.
+    After a group of several the next one waits a moment for company; somebody who asks alone never does.
     """
 
     def __init__(self, engine: MemoryEngine, lanes: Lanes, settings: ServerSettings) -> None:
@@ -139,6 +128,7 @@ class Batcher:
         """A process that answers in place of this one."""
         self._waiting: deque[tuple[Question, asyncio.Future[Any]]] = deque()
         self._worker: asyncio.Task[None] | None = None
+        self._crowded = False
 
     async def ask(self, question: Question, deadline: float) -> Any:
         """One question; a stream that has to catch up first is asked again until then."""
@@ -167,12 +157,13 @@ class Batcher:
 
     async def _work(self) -> None:
         while self._waiting:
+            if self._crowded and len(self._waiting) < _MOST_TOGETHER:
+                await asyncio.sleep(_GATHERING)
             group = [self._waiting.popleft() for _ in range(min(_MOST_TOGETHER, len(self._waiting)))]
             group = [(question, answered) for question, answered in group if not answered.done()]
+            self._crowded = len(group) > 1
             try:
-                results = await self._lanes.run(
-                    "query", time.monotonic() + 60.0, partial(self._answers, [question for question, _ in group])
-                )
+                results = await self._answers([question for question, _ in group])
             except Exception as error:
                 results = [error] * len(group)
             for (_, answered), result in zip(group, results, strict=True):
@@ -183,26 +174,11 @@ class Batcher:
                 else:
                     answered.set_result(result)
 
-    def _answers(self, group: list[Question]) -> list[Any]:
+    async def _answers(self, group: list[Question]) -> list[Any]:
         if self.reader is not None:
             try:
-                return self.reader.answers(group)
+                return await self.reader.answers(group)
             except ConnectionError:
                 log("reader lost", level=40)
                 self.reader = None  # from now on it is done here
-        return answers_of(self._engine, group)
-
-
-def answers_of(engine: MemoryEngine, group: Sequence[Question]) -> list[Answered | Exception]:
-    """Each answer, or what stands against it."""
-    for tenant in {question.tenant for question in group} if len(group) > 1 else ():
-        tails = [each.stream for each in group if each.tenant == tenant and each.tail == "include"]
-        with contextlib.suppress(Exception):  # what stands against one stream is told to who asks it
-            engine.prepare(tails, tenant=tenant)
-    results: list[Answered | Exception] = []
-    for question in group:
-        try:
-            results.append(engine.query(**question._asdict(), timeout=0.0))
-        except Exception as error:
-            results.append(error)
-    return results
+        return await self._lanes.run("query", time.monotonic() + 60.0, partial(self._engine.query_many, group))

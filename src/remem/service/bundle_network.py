@@ -5,23 +5,28 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from remem.bundle import Bundle, load_bundle
 from remem.data.codec import Codec, FrameCodec, PassageCodec, TextCodec, cut
 from remem.errors import BadInput
 from remem.model.assembly import MemoryModel
-from remem.model.interface import State
+from remem.model.interface import State, detach_state
 from remem.service.events import pack_event, unpack_event
-from remem.service.numerics import unpack_state, use_one_thread
+from remem.service.network import Ask
 from remem.service.records import FORMAT_VERSION
 from remem.service.torch_network import TorchNetwork
+from remem.service.traced import Step, traced
 from remem.settings.codec import to_json
-from remem.streaming.steps import Answer, answer_question, write_segments
+from remem.streaming.steps import Answer, Asked, answer_question, answer_questions, padded_segments
 
 _TEST_SEGMENTS = 6
 MOST_CANDIDATES = 1000
@@ -72,21 +77,60 @@ class BundleNetwork(TorchNetwork):
             self.codec.encode_question(each)
         return question
 
-    def answer(self, memory: bytes, question: Any, top: int) -> Answer:
-        """By the model's reasoner and head."""
-        use_one_thread()
-        with torch.no_grad():
-            slots = self._memorizer.memory(unpack_state(memory, self._empty))
-        text, candidates = _parts(self.codec, question)
-        return answer_question(self.model, self.codec, slots, text, top=top, candidates=candidates)
-
     def _pieces(self, segment: Sequence[bytes]) -> list[Sequence[Any]]:
         items = [unpack_event(payload).item for payload in segment]
         numbers = [number for item in items if item is not None for number in self.codec.encode_item(item)]
         return list(cut(numbers, self.codec.segment_len))
 
     def _written(self, state: State, pieces: Sequence[Sequence[Any]]) -> State:
-        return write_segments(self.model, self.codec, state, pieces)
+        return type(self._empty)(*self._write(*padded_segments(self.codec, pieces), *state))
+
+    def _answers(self, slots: Sequence[Float[Tensor, "1 k d"]], asks: Sequence[Ask]) -> list[Answer]:
+        """Questions of one length together, those with candidates one by one."""
+        parts = [_parts(self.codec, ask.question) for ask in asks]
+        asked = [Asked(text, ask.top, candidates) for (text, candidates), ask in zip(parts, asks, strict=True)]
+        groups: dict[object, list[int]] = defaultdict(list)
+        for place, each in enumerate(asked):
+            groups[place if each.candidates else (len(self.codec.encode_question(each.question)),)].append(place)
+        answers: dict[int, Answer] = {}
+        for group in groups.values():
+            if asked[group[0]].candidates:
+                answers[group[0]] = answer_question(self.model, self.codec, slots[group[0]], asked[group[0]])
+                continue
+            together = torch.cat([slots[place] for place in group])
+            found = answer_questions(self._answer, self.codec, together, [asked[place] for place in group])
+            answers.update(zip(group, found, strict=True))
+        return [answers[place] for place in range(len(asks))]
+
+    @cached_property
+    def _write(self) -> Step:
+        """The model's `write`, of tensors alone."""
+
+        def write(items: Tensor, mask: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+            return tuple(detach_state(self.model.write(type(self._empty)(*state), items, mask)))
+
+        pieces = [piece for segment in self._test_segments() for piece in self._pieces(segment)]
+        examples = []
+        for rows in (2, 3, 1, 16):
+            state = (part.expand(rows, *part.shape[1:]).contiguous() for part in self._empty)
+            segments = [pieces[row % len(pieces)] for row in range(rows)]
+            examples.append((*padded_segments(self.codec, segments), *state))
+        return traced(self.model, write, examples)
+
+    @cached_property
+    def _answer(self) -> Step:
+        """The model's `answer`, of tensors alone."""
+
+        def answer(slots: Tensor, tokens: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+            return tuple(self.model.answer(slots, tokens, mask))
+
+        memory = self._memorizer.memory(self._empty).detach()
+        examples = []
+        for rows, words in ((2, 3), (3, 1), (1, 7), (16, 4)):
+            tokens = torch.arange(rows * words).view(rows, words) % 2
+            slots = memory.expand(rows, *memory.shape[1:]).contiguous()
+            examples.append((slots, tokens, torch.ones_like(tokens, dtype=torch.bool)))
+        return traced(self.model, answer, examples)
 
     def _test_segments(self) -> list[list[bytes]]:
         """Segments of several lengths, of items spread over the vocabulary, or of vectors."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from remem.service import ledger
 from remem.service.admin import inspected, rebuilt, restored, verified
 from remem.service.archive import write_archive
+from remem.service.asking import Question, answers
 from remem.service.consolidate import Consolidator
 from remem.service.errors import (
     Draining,
@@ -28,16 +29,14 @@ from remem.service.errors import (
     NumericsMismatch,
     OverQuota,
     QueueFull,
-    ServiceError,
     StreamExists,
     UnknownSnapshot,
     UnknownStream,
 )
 from remem.service.events import FLUSH, ends_segment
-from remem.service.inputs import checked_event, checked_events, checked_question, checked_seq
+from remem.service.inputs import checked_event, checked_events, checked_seq
 from remem.service.limits import Limits, StreamKey, checked_name, stream_key
-from remem.service.network import Network, NotFinite
-from remem.service.peek import Peeks
+from remem.service.network import Network
 from remem.service.records import Retention, Row, verified_events, verified_memory
 from remem.service.results import Answered, Appended, Inspected, Listed, Verified
 from remem.service.store import Change, Deleted, Durability, Plan, Store, Stored
@@ -64,7 +63,7 @@ class MemoryEngine:
         self.store, self.network, self.limits = store, network, limits or Limits()
         self.read_only, self._strict = read_only, strict_numerics
         self._birth = ledger.Birth(network.fingerprint, network.numerics, network.initial_memory(), retention)
-        self._moved, self._peeks = threading.Condition(), Peeks(network)
+        self._moved = threading.Condition()
         self._closed = False
         self._consolidator: Consolidator | None = None
         if not read_only and network.fingerprint:
@@ -237,53 +236,20 @@ class MemoryEngine:
         The tail is written to a copy that is thrown away, unless it is excluded. `min_seq` waits until all events below
         it are taken into account: pass an append's `next_seq` to read what was written.
         """
-        key = stream_key(stream, tenant)
-        if tail not in ("include", "exclude"):
-            raise InvalidValue(f"tail is {tail!r}; expected 'include' or 'exclude'.", path="tail")
-        if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= 1000:
-            raise InvalidValue(f"top is {top!r}; expected an integer from 1 to 1000.", path="top")
-        checked = checked_question(self.network, self.limits, question)
-        wanted = checked_seq(min_seq, "min_seq") or 0
+        deadline = time.monotonic() + timeout
+        while True:
+            (found,) = self.query_many([Question(stream, question, top, tail, min_seq, tenant)])
+            if isinstance(found, Answered):
+                return found
+            if not isinstance(found, NotCaughtUp) or not self._wait(deadline):
+                raise found
 
-        def reached(row: Row) -> bool:
-            return (row.next_seq if tail == "include" and not row.error else row.consolidated_seq) >= wanted
+    def query_many(self, questions: Sequence[Question]) -> list[Answered | Exception]:
+        """Answer several questions side by side, which costs less than one after the other.
 
-        stored = self._read_when(key, reached, time.monotonic() + timeout)
-        row, memory, payloads = self._opened(key, stored)
-        as_of, stale = row.consolidated_seq, bool(row.error)
-        if tail == "include" and payloads and not row.error:
-            try:
-                memory, as_of = self._peeks.memory(row, memory, payloads), row.next_seq
-            except NotFinite:
-                stale = True
-        return Answered(
-            answer=self.network.answer(memory, checked, top),
-            as_of_seq=as_of,
-            consolidated_seq=row.consolidated_seq,
-            memory_version=row.version,
-            model=row.fingerprint,
-            stale=stale,
-        )
-
-    def prepare(self, streams: Iterable[str], *, tenant: str = DEFAULT_TENANT) -> None:
-        """Write the tails of several streams to copies side by side, which costs less than one after the other.
-
-        Questions that follow find them; whatever stands against one is left for its question to tell.
+        Each gets its answer or what stands against it; none waits for its stream to catch up.
         """
-        found = []
-        for stream in dict.fromkeys(streams):
-            try:
-                key = stream_key(stream, tenant)
-                row, memory, payloads = self._opened(key, self._read(key))
-            except ServiceError:
-                continue
-            if payloads and not row.error:
-                found.append((row, memory, payloads))
-        self._peeks.fill(found)
-
-    def forget(self, birth: str) -> None:
-        """Drop what this process keeps beside the store of a stream that another process has deleted."""
-        self._peeks.forget(birth)
+        return answers(questions, lambda key: self._opened(key, self._read(key)), self.network, self.limits)
 
     def inspect(self, stream: str, *, tenant: str = DEFAULT_TENANT) -> Inspected:
         """Where a stream is, how it fares, what it takes; never what it holds."""
@@ -308,10 +274,7 @@ class MemoryEngine:
     def delete(self, stream: str, *, tenant: str = DEFAULT_TENANT) -> Deleted:
         """Remove memory, events and snapshots from the store's files; also answers when there was nothing."""
         key = stream_key(stream, tenant)
-        stored = self._writable().read(key)
         deleted = self._writable().delete(key)
-        if stored is not None:  # what is deleted is gone from this process as well
-            self._peeks.forget(stored.row.birth)
         self._tell()
         return deleted
 

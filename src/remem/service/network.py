@@ -17,6 +17,14 @@ class Fold(NamedTuple):
     segments: Sequence[Sequence[bytes]]
 
 
+class Ask(NamedTuple):
+    """A question to the memory that a fold gives, and how many answers are wanted."""
+
+    fold: Fold
+    question: Any
+    top: int
+
+
 class Network(Protocol):
     """A memory model behind the engine. All methods are pure, and may be called from many threads at once."""
 
@@ -52,11 +60,11 @@ class Network(Protocol):
         ...
 
     def checked_question(self, question: Any) -> Any:
-        """The question as `answer` takes it; refuses others with `BadInput`."""
+        """The question as `ask_many` takes it; refuses others with `BadInput`."""
         ...
 
-    def answer(self, memory: bytes, question: Any, top: int) -> Any:
-        """Answer from the memory alone."""
+    def ask_many(self, asks: Sequence[Ask]) -> list[Any | NotFinite]:
+        """Answers, each from its memory alone; equal folds are done once, and hashable for that."""
         ...
 
     def describe(self, memory: bytes) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from remem.service.errors import InvalidValue
-from remem.service.network import Fold
+from remem.service.network import Ask, Fold
 
 
 class NoModel:
@@ -33,7 +33,7 @@ class NoModel:
         """No question is known."""
         self._refuse()
 
-    def answer(self, memory: bytes, question: Any, top: int) -> NoReturn:
+    def ask_many(self, asks: Sequence[Ask]) -> NoReturn:
         """No answer is known."""
         self._refuse()
 

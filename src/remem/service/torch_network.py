@@ -14,13 +14,16 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from remem.data.codec import cut
 from remem.model.interface import Memorizer, State, detach_state
-from remem.service.network import Fold, NotFinite
+from remem.service.network import Ask, Fold, NotFinite
 from remem.service.numerics import is_finite, numerics_id, pack_state, require_same_bits, unpack_state, use_one_thread
 
 _LEAST_ROWS, _MOST_ROWS = 2, 16
+_NOT_FINITE = "The memory came out with NaN or infinity in it."
 
 
 class TorchNetwork(ABC):
@@ -40,6 +43,10 @@ class TorchNetwork(ABC):
     @abstractmethod
     def _written(self, state: State, pieces: Sequence[Any]) -> State:
         """The state of several streams after one more piece of each."""
+
+    @abstractmethod
+    def _answers(self, slots: Sequence[Float[Tensor, "1 k d"]], asks: Sequence[Ask]) -> list[Any]:
+        """An answer from each memory."""
 
     @abstractmethod
     def _test_segments(self) -> list[list[bytes]]:
@@ -68,7 +75,25 @@ class TorchNetwork(ABC):
         return result
 
     def fold_many(self, folds: Sequence[Fold]) -> list[bytes | NotFinite]:
-        """Streams side by side, as many as may share a batch; on one thread, without a trace for gradients."""
+        """Streams side by side, as many as may share a batch."""
+        return [NotFinite(_NOT_FINITE) if state is None else pack_state(state) for state in self._folded(folds)]
+
+    def ask_many(self, asks: Sequence[Ask]) -> list[Any | NotFinite]:
+        """Streams folded side by side, and answered from so."""
+        folds = list(dict.fromkeys(ask.fold for ask in asks))
+        states = dict(zip(folds, self._folded(folds), strict=True))
+        results: list[Any | NotFinite] = [NotFinite(_NOT_FINITE) for _ in asks]
+        finite = [place for place, ask in enumerate(asks) if states[ask.fold] is not None]
+        if finite:
+            with torch.no_grad():
+                slots = [self._memorizer.memory(states[asks[place].fold]) for place in finite]
+                answers = self._answers(slots, [asks[place] for place in finite])
+            for place, answer in zip(finite, answers, strict=True):
+                results[place] = answer
+        return results
+
+    def _folded(self, folds: Sequence[Fold]) -> list[State | None]:
+        """Each stream's state, None where it is not finite; on one thread, without a trace for gradients."""
         use_one_thread()
         least, most = self.rows
         states = [unpack_state(fold.memory, self._empty) for fold in folds]
@@ -81,10 +106,7 @@ class TorchNetwork(ABC):
                     written = self._side_by_side([states[n] for n in padded], [pieces[n][turn] for n in padded])
                     for number, state in zip(group, written, strict=False):
                         states[number] = state
-        return [
-            pack_state(state) if is_finite(state) else NotFinite("The memory came out with NaN or infinity in it.")
-            for state in states
-        ]
+        return [state if is_finite(state) else None for state in states]
 
     def describe(self, memory: bytes) -> dict[str, Any]:
         """Sizes, and the norm of each slot."""
@@ -122,4 +144,4 @@ class TorchNetwork(ABC):
         kind = type(self._empty)
         together = kind(*(torch.cat(parts) for parts in zip(*states, strict=True)))
         written = self._written(together, pieces)
-        return [kind(*(part[row : row + 1].clone() for part in written)) for row in range(len(pieces))]
+        return [kind(*parts) for parts in zip(*(part.split(1) for part in written), strict=True)]

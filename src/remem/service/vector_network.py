@@ -15,7 +15,7 @@ from remem.data.batch import Segment
 from remem.errors import BadInput
 from remem.model.interface import Memorizer, State, detach_state
 from remem.service.events import pack_event, unpack_event
-from remem.service.numerics import unpack_state, use_one_thread
+from remem.service.network import Ask
 from remem.service.records import FORMAT_VERSION
 from remem.service.torch_network import TorchNetwork
 
@@ -61,13 +61,6 @@ class VectorNetwork(TorchNetwork):
             raise BadInput("This network has no reader; give one to ask its memory.")
         return question
 
-    def answer(self, memory: bytes, question: Any, top: int) -> Any:
-        """By the reader."""
-        use_one_thread()
-        assert self._reader is not None
-        with torch.no_grad():
-            return self._reader(self._memorizer.memory(unpack_state(memory, self._empty)), question, top)
-
     def _pieces(self, segment: Sequence[bytes]) -> list[list[list[float]]]:
         vectors = [item for payload in segment if (item := unpack_event(payload).item) is not None]
         return [vectors] if vectors else []
@@ -79,6 +72,10 @@ class VectorNetwork(TorchNetwork):
         lengths = torch.tensor([len(vectors) for vectors in pieces])
         mask = torch.arange(self.segment_events)[None] < lengths[:, None]
         return detach_state(self._memorizer.write(state, Segment(items, mask)))
+
+    def _answers(self, slots: Sequence[Float[Tensor, "1 k d"]], asks: Sequence[Ask]) -> list[Any]:
+        assert self._reader is not None
+        return [self._reader(memory, ask.question, ask.top) for memory, ask in zip(slots, asks, strict=True)]
 
     def _test_segments(self) -> list[list[bytes]]:
         generator = torch.Generator().manual_seed(0)

@@ -16,7 +16,7 @@ from remem.errors import BadInput
 from remem.model.assembly import MemoryModel
 from remem.model.interface import State, detach_state
 from remem.streaming.state import StreamState, load_state, save_state
-from remem.streaming.steps import Answer, answer_question, write_segments
+from remem.streaming.steps import Answer, Asked, answer_question, write_segments
 
 
 class StreamMemory:
@@ -63,7 +63,7 @@ class StreamMemory:
 
     def query(self, question: Any, *, top: int = 5, candidates: Sequence[str] | None = None) -> Answer:
         """Answer from the memory alone; a model that chooses among candidates must be given some."""
-        return answer_question(self.model, self.codec, self.slots(), question, top=top, candidates=candidates)
+        return answer_question(self.model, self.codec, self.slots(), Asked(question, top, candidates))
 
     @torch.no_grad()
     def slots(self) -> Tensor:

@@ -1,21 +1,22 @@
 """An open-loop load generator in a process of its own: requests start when due, whether others are done or not.
 
 Latency counts from the time a request was due, so that a server which stalls can't hide the requests it held up.
-It speaks plain HTTP over sockets: a full client would take more of the two cores than the server.
+All requests are made beforehand and go over plain sockets: the generator shares the server's cores, and a full client
+would take more of them than the server.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
 import resource
 import sys
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple, cast
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,126 +42,176 @@ class Load:
     prefix: str = "load"
 
 
-class Connection(asyncio.Protocol):
-    """One keep-alive connection, one request at a time."""
-
-    def __init__(self) -> None:
-        self._data = b""
-        self._reply: asyncio.Future[int] | None = None
-        self._write: Callable[[bytes], None] | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the way to write."""
-        self._write = transport.write  # type: ignore[attr-defined]
-
-    def send(self, request: bytes) -> asyncio.Future[int]:
-        """The status of the reply, later."""
-        assert self._write is not None
-        self._reply = asyncio.get_running_loop().create_future()
-        self._write(request)
-        return self._reply
-
-    def data_received(self, data: bytes) -> None:
-        """Replies have a content-length."""
-        self._data += data
-        head, found, body = self._data.partition(b"\r\n\r\n")
-        if not found:
-            return
-        place = head.lower().index(b"content-length:") + 15
-        if len(body) >= int(head[place:].split(b"\r\n", 1)[0]):
-            self._data = b""
-            if self._reply is not None and not self._reply.done():
-                self._reply.set_result(int(head[9:12]))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """A request under way counts as failed."""
-        if self._reply is not None and not self._reply.done():
-            self._reply.set_result(0)
+PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
 
 
-class Generator:
-    """Sends a load and keeps every latency."""
+class Request(NamedTuple):
+    """A request as bytes, and when it is due."""
 
-    def __init__(self, load: Load) -> None:
-        self._load, self._random = load, random.Random(load.seed)
-        self._next_seq = [0] * load.streams
-        self._turn = 0
-        self._known: list[int] = []
-        self._free: deque[Connection] = deque()
-        self._freed = asyncio.Condition()
-        self.latencies: dict[str, list[float]] = {"append": [], "query": []}
-        self.statuses: dict[str, int] = {}
-        self.late = 0.0
-        """Longest delay of the generator itself."""
+    verb: Literal["append", "query"]
+    data: bytes
+    due: float
 
-    async def run(self) -> dict[str, Any]:
-        """All of it; returns when the last reply is in."""
-        load, loop = self._load, asyncio.get_running_loop()
-        for _ in range(load.connections):
-            _, connection = await loop.create_connection(Connection, load.host, load.port)
-            self._free.append(connection)
-        started, tasks = time.perf_counter(), set[asyncio.Task[None]]()
-        total = int(load.rate * (load.warmup + load.seconds))
-        for number in range(total):
-            due = started + number / load.rate
-            while (left := due - time.perf_counter()) > 0:
-                await asyncio.sleep(left)
-            self.late = max(self.late, -left)
-            task = asyncio.create_task(self._one(due, counts=due - started >= load.warmup))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-        sent = time.perf_counter()
-        await asyncio.gather(*tasks)
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        return {
-            "latencies": self.latencies,
-            "statuses": self.statuses,
-            "requests": total,
-            "sent_per_second": total / (sent - started),
-            "generator_late_ms": 1000 * self.late,
-            "generator_cpu_seconds": usage.ru_utime + usage.ru_stime,
-        }
 
-    async def _one(self, due: float, counts: bool) -> None:
-        verb, request, stream = self._request()
-        async with self._freed:
-            await self._freed.wait_for(lambda: self._free)
-            connection = self._free.popleft()
-        status = await connection.send(request)
-        if counts:
-            self.latencies[verb].append(time.perf_counter() - due)
-        if verb == "append" and status == 200 and self._next_seq[stream] <= self._load.batch:
-            self._known.append(stream)  # from now on it may be asked
-        self.statuses[str(status)] = self.statuses.get(str(status), 0) + 1
-        if status == 0:
-            _, connection = await asyncio.get_running_loop().create_connection(
-                Connection, self._load.host, self._load.port
-            )
-        async with self._freed:
-            self._free.append(connection)
-            self._freed.notify()
+def requests_of(load: Load) -> tuple[list[Request], list[Request]]:
+    """One append for each stream, to be sent beforehand, so that all may be asked; then the load itself."""
+    chance, next_seq = random.Random(load.seed), [0] * load.streams
 
-    def _request(self) -> tuple[str, bytes, int]:
-        load, chance = self._load, self._random
-        if self._known and chance.random() < load.query_share:
-            stream = chance.choice(self._known)
-            body: dict[str, Any] = {"question": chance.randrange(load.num_questions), "top": 1}
-            return "query", self._post(stream, "query", body), stream
-        # in turn, so that a stream's appends never overtake each other
-        stream = self._turn % load.streams
-        self._turn += 1
-        seq, self._next_seq[stream] = self._next_seq[stream], self._next_seq[stream] + load.batch
-        events = [chance.randrange(load.num_items) for _ in range(load.batch)]
-        return "append", self._post(stream, "events", {"seq": seq, "events": events}), stream
-
-    def _post(self, stream: int, verb: str, body: dict[str, Any]) -> bytes:
-        load, content = self._load, json.dumps(body).encode()
+    def post(stream: int, verb: str, body: dict[str, Any]) -> bytes:
+        content = json.dumps(body).encode()
         head = (
             f"POST /v1/streams/{load.prefix}-{stream}/{verb} HTTP/1.1\r\nHost: {load.host}\r\n"
             f"Authorization: Bearer {load.token}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(content)}\r\n\r\n"
         )
         return head.encode() + content
+
+    def append(stream: int, due: float) -> Request:
+        seq, next_seq[stream] = next_seq[stream], next_seq[stream] + load.batch
+        events = [chance.randrange(load.num_items) for _ in range(load.batch)]
+        return Request("append", post(stream, "events", {"seq": seq, "events": events}), due)
+
+    def query(stream: int, due: float) -> Request:
+        return Request(
+            "query", post(stream, "query", {"question": chance.randrange(load.num_questions), "top": 1}), due
+        )
+
+    first = [append(stream, 0.0) for stream in range(load.streams)]
+    requests, turn = [], 0
+    for number in range(int(load.rate * (load.warmup + load.seconds))):
+        due = number / load.rate
+        if chance.random() < load.query_share:
+            requests.append(query(chance.randrange(load.streams), due))
+        else:  # in turn, so that a stream's appends never overtake each other
+            requests.append(append(turn % load.streams, due))
+            turn += 1
+    return first, requests
+
+
+class Connection(asyncio.Protocol):
+    """One keep-alive connection, one request at a time."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator, self._data = generator, b""
+        self._request: Request | None = None
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the way to write."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def send(self, request: Request) -> None:
+        """The reply is told to the generator."""
+        assert self._transport is not None
+        self._request = request
+        self._transport.write(request.data)
+
+    def data_received(self, data: bytes) -> None:
+        """Replies have a content-length."""
+        self._data += data
+        head, found, body = self._data.partition(b"\r\n\r\n")
+        if found and len(body) >= int(head[head.lower().index(b"content-length:") + 15 :].split(b"\r\n", 1)[0]):
+            self._data = b""
+            self._reply(int(head[9:12]))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """A request under way counts as failed, and no other is sent here."""
+        self._transport = None
+        if self._request is not None:
+            self._reply(0)
+
+    def _reply(self, status: int) -> None:
+        request, self._request = self._request, None
+        assert request is not None
+        self._generator.replied(request, status, self if self._transport is not None else None)
+
+
+class Generator:
+    """Sends a load and keeps every latency. Callbacks alone: tasks would cost as much as the sockets."""
+
+    def __init__(self, load: Load) -> None:
+        self._load, self._loop = load, asyncio.get_running_loop()
+        self._free: deque[Connection] = deque()
+        self._due: deque[Request] = deque()
+        self._started = 0.0
+        self._alive, self._left, self._all_in = 0, 0, asyncio.Event()
+        self.latencies: dict[str, list[float]] = {"append": [], "query": []}
+        self.statuses: Counter[str] = Counter()
+        self.late = 0.0
+        """Longest delay of the generator itself."""
+
+    async def run(self) -> dict[str, Any]:
+        """All of it; returns when the last reply is in."""
+        load = self._load
+        first, requests = requests_of(load)
+        gc.freeze()
+        for _ in range(load.connections):
+            _, connection = await self._loop.create_connection(lambda: Connection(self), load.host, load.port)
+            self._free.append(connection)
+        self._alive = load.connections
+        await self._send(first)
+        if set(self.statuses) != {"200"}:
+            raise RuntimeError(f"The streams could not be made: {dict(self.statuses)}.")
+        self.latencies, self.statuses, self.late = {"append": [], "query": []}, Counter(), 0.0
+        before = resource.getrusage(resource.RUSAGE_SELF)
+        await self._send(requests)
+        taken = time.perf_counter() - self._started
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return {
+            "latencies": {verb: percentiles(seconds) for verb, seconds in self.latencies.items() if seconds},
+            "statuses": self.statuses,
+            "requests": len(requests),
+            "seconds": taken,
+            "sent_per_second": len(requests) / taken,
+            "generator_late_ms": 1000 * self.late,
+            "generator_cpu_seconds": usage.ru_utime - before.ru_utime + usage.ru_stime - before.ru_stime,
+        }
+
+    async def _send(self, requests: list[Request]) -> None:
+        self._due, self._left = deque(requests), len(requests)
+        self._all_in.clear()
+        self._started = time.perf_counter()
+        self._tick()
+        await self._all_in.wait()
+
+    def _tick(self) -> None:
+        """Send what is due, as far as connections are free; come back when the next is."""
+        now = time.perf_counter() - self._started
+        while self._due and self._due[0].due <= now and self._free:
+            self._free.popleft().send(self._due.popleft())
+        if self._due and self._free:
+            self._loop.call_later(max(0.0, self._due[0].due - now), self._on_time)
+
+    def _on_time(self) -> None:
+        self.late = max(self.late, time.perf_counter() - self._started - self._due[0].due)
+        self._tick()
+
+    def replied(self, request: Request, status: int, connection: Connection | None) -> None:
+        """Count a reply; its connection may be used again."""
+        if request.due >= self._load.warmup:
+            self.latencies[request.verb].append(time.perf_counter() - self._started - request.due)
+        self.statuses[str(status)] += 1
+        self._left -= 1
+        waited = not self._free
+        if connection is not None:
+            self._free.append(connection)
+        else:
+            self._alive -= 1
+        if waited:
+            self._tick()
+        if not self._alive:  # what is left can't be sent
+            self.statuses["0"] += self._left
+        if not self._left or not self._alive:
+            self._all_in.set()
+
+
+def percentiles(seconds: list[float]) -> dict[str, float]:
+    """In milliseconds."""
+    ordered = sorted(seconds)
+    return {
+        name: round(1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))], 2)
+        for name, share in PERCENTILES.items()
+    }
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ from remem.service.limits import StreamKey
 from remem.service.numerics import use_one_thread
 from remem.service.records import verified_events
 from remem.settings.tasks import SyntheticTask
-from remem.streaming.steps import answer_question
+from remem.streaming.steps import Asked, answer_question
 
 LENGTHS = (200, 1000, 5000, 20000)
 WINDOW = 200
@@ -96,7 +96,7 @@ class Ways:
             whole = torch.arange(len(segments))[None]
             trace = model.memorize(StreamBatch(items, mask, whole, torch.ones_like(whole, dtype=torch.bool)))
         slots = trace.memories[:, -1]
-        return lambda question: answer_question(model, self._network.codec, slots, question, top=1).answer
+        return lambda question: answer_question(model, self._network.codec, slots, Asked(question, 1)).answer
 
 
 def compare(model: Path, lengths: tuple[int, ...], streams: tuple[int, ...], repeats: int) -> Iterator[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ T = TypeVar("T")
 Job = Callable[[sqlite3.Connection], Any]
 
 _MOST_JOBS = 128
+_GATHERING = 0.002
 _PURGE_SECONDS = 0.25
 # after these nothing was written and the next commit may succeed; after any other failure nobody knows what the disk
 # holds, and to go on as if nothing had happened is how databases lose data
@@ -69,14 +71,18 @@ class Writer:
         return future
 
     def _work(self) -> None:
+        crowded = False
         while True:
             group = [self._jobs.get()]
+            if crowded and not self._closed:  # a sync shared by more; somebody who writes alone never waits
+                time.sleep(_GATHERING)
             while group[-1][0] is not None and len(group) < _MOST_JOBS:
                 try:
                     group.append(self._jobs.get_nowait())
                 except queue.Empty:
                     break
             last = group.pop() if group[-1][0] is None else None
+            crowded = len(group) > 1
             if group:
                 self._commit(group)
             if last is not None:
