@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Callable
 from functools import partial
@@ -34,6 +35,11 @@ class Service:
         metrics.draining.set_function(lambda: self.draining)
         metrics.model.info({"fingerprint": engine.network.fingerprint, "numerics": engine.network.numerics})
         metrics.build.info({"version": release()})
+
+    def start(self) -> None:
+        """In the event loop that will serve."""
+        if hasattr(self.engine.store, "lend"):
+            self.engine.store.lend(asyncio.get_running_loop())
 
     def require_writable(self) -> None:
         """Go through a commit that writes nothing; raises what stands against it."""

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from remem.service.records import FORMAT_VERSION
 from remem.service.torch_network import TorchNetwork
 from remem.service.traced import Step, traced
 from remem.settings.codec import to_json
-from remem.streaming.steps import Answer, Asked, answer_question, answer_questions, padded_segments
+from remem.streaming.steps import Answer, Asked, answer_questions, padded_segments
 
 _TEST_SEGMENTS = 6
 MOST_CANDIDATES = 1000
@@ -94,11 +94,11 @@ class BundleNetwork(TorchNetwork):
             groups[place if each.candidates else (len(self.codec.encode_question(each.question)),)].append(place)
         answers: dict[int, Answer] = {}
         for group in groups.values():
-            if asked[group[0]].candidates:
-                answers[group[0]] = answer_question(self.model, self.codec, slots[group[0]], asked[group[0]])
-                continue
+            answer: Callable[..., tuple[Tensor, ...]] = (
+                self.model.answer if asked[group[0]].candidates else self._answer
+            )
             together = torch.cat([slots[place] for place in group])
-            found = answer_questions(self._answer, self.codec, together, [asked[place] for place in group])
+            found = answer_questions(answer, self.codec, together, [asked[place] for place in group])
             answers.update(zip(group, found, strict=True))
         return [answers[place] for place in range(len(asks))]
 
@@ -131,6 +131,12 @@ class BundleNetwork(TorchNetwork):
             slots = memory.expand(rows, *memory.shape[1:]).contiguous()
             examples.append((slots, tokens, torch.ones_like(tokens, dtype=torch.bool)))
         return traced(self.model, answer, examples)
+
+    def self_test(self) -> None:
+        """Also records the answer, so that nobody who asks has to wait for it."""
+        super().self_test()
+        if not isinstance(self.codec, PassageCodec):
+            _ = self._answer
 
     def _test_segments(self) -> list[list[bytes]]:
         """Segments of several lengths, of items spread over the vocabulary, or of vectors."""

@@ -38,10 +38,13 @@ class Load:
     num_items: int
     num_questions: int
     connections: int = 64
+    pause: float = 6.0
+    """Seconds after the streams were made, for their first segments to be consolidated."""
     seed: int = 0
     prefix: str = "load"
 
 
+_LONGEST_START = 20
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
 
 
@@ -54,7 +57,10 @@ class Request(NamedTuple):
 
 
 def requests_of(load: Load) -> tuple[list[Request], list[Request]]:
-    """One append for each stream, to be sent beforehand, so that all may be asked; then the load itself."""
+    """Some events for each stream, to be sent beforehand, so that all may be asked; then the load itself.
+
+    Streams begin with different numbers of events: else all would end their segments at the same time.
+    """
     chance, next_seq = random.Random(load.seed), [0] * load.streams
 
     def post(stream: int, verb: str, body: dict[str, Any]) -> bytes:
@@ -66,9 +72,9 @@ def requests_of(load: Load) -> tuple[list[Request], list[Request]]:
         )
         return head.encode() + content
 
-    def append(stream: int, due: float) -> Request:
-        seq, next_seq[stream] = next_seq[stream], next_seq[stream] + load.batch
-        events = [chance.randrange(load.num_items) for _ in range(load.batch)]
+    def append(stream: int, count: int, due: float) -> Request:
+        seq, next_seq[stream] = next_seq[stream], next_seq[stream] + count
+        events = [chance.randrange(load.num_items) for _ in range(count)]
         return Request("append", post(stream, "events", {"seq": seq, "events": events}), due)
 
     def query(stream: int, due: float) -> Request:
@@ -76,14 +82,14 @@ def requests_of(load: Load) -> tuple[list[Request], list[Request]]:
             "query", post(stream, "query", {"question": chance.randrange(load.num_questions), "top": 1}), due
         )
 
-    first = [append(stream, 0.0) for stream in range(load.streams)]
+    first = [append(stream, 1 + stream % _LONGEST_START, 0.0) for stream in range(load.streams)]
     requests, turn = [], 0
     for number in range(int(load.rate * (load.warmup + load.seconds))):
         due = number / load.rate
         if chance.random() < load.query_share:
             requests.append(query(chance.randrange(load.streams), due))
         else:  # in turn, so that a stream's appends never overtake each other
-            requests.append(append(turn % load.streams, due))
+            requests.append(append(turn % load.streams, load.batch, due))
             turn += 1
     return first, requests
 
@@ -153,6 +159,7 @@ class Generator:
         if set(self.statuses) != {"200"}:
             raise RuntimeError(f"The streams could not be made: {dict(self.statuses)}.")
         self.latencies, self.statuses, self.late = {"append": [], "query": []}, Counter(), 0.0
+        await asyncio.sleep(load.pause)
         before = resource.getrusage(resource.RUSAGE_SELF)
         await self._send(requests)
         taken = time.perf_counter() - self._started

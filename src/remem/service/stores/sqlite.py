@@ -6,6 +6,7 @@ price of a sync. Readers have connections of their own and wait for nobody.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import queue
 import sqlite3
@@ -73,6 +74,10 @@ class SqliteStore:
     def submit(self, key: StreamKey, plan: Plan) -> Future[Row | None]:
         """As `update`, without waiting for the commit."""
         return self._writing().submit(lambda connection: _updated(connection, key, plan))
+
+    def lend(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let an event loop run what is submitted; until it is closed, the store relies on the loop going on."""
+        self._writing().lend(loop)
 
     def update_many(self, plans: Sequence[tuple[StreamKey, Plan]]) -> None:
         """All in one transaction."""
