@@ -187,12 +187,8 @@ class MemoryEngine:
     def _appended(self, plan: ledger.Appending, row: Row | None) -> Appended:
         assert row is not None
         # without a mark there is a whole segment only once N events wait; older marks were seen when they came
-        marked = any(map(ends_segment, plan.payloads))
-        if (
-            (marked or row.tail_events >= self.network.segment_events)
-            and row.tail_events
-            and self._consolidator is not None
-        ):
+        whole = row.tail_events >= self.network.segment_events or any(map(ends_segment, plan.payloads))
+        if whole and row.tail_events and self._consolidator is not None:
             self._consolidator.schedule(plan.key)
         self._tell()
         return Appended(
