@@ -10,7 +10,6 @@ Every method may be called from many threads at once.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
@@ -18,38 +17,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from remem.service import ledger
-from remem.service.admin import inspected, rebuilt, restored, verified
-from remem.service.archive import write_archive
-from remem.service.consolidate import Consolidator
-from remem.service.errors import (
-    Draining,
-    InvalidValue,
-    NotCaughtUp,
-    NumericsMismatch,
-    OverQuota,
-    QueueFull,
-    ServiceError,
-    StreamExists,
-    UnknownSnapshot,
-    UnknownStream,
-)
+from remem.service.errors import InvalidValue, QueueFull, ServiceError, StreamExists
 from remem.service.events import FLUSH, ends_segment
-from remem.service.inputs import checked_event, checked_events, checked_question, checked_seq
-from remem.service.limits import Limits, StreamKey, checked_name, stream_key
+from remem.service.inputs import checked_events, checked_question, checked_seq
+from remem.service.limits import DEFAULT_TENANT, Limits, stream_key
 from remem.service.network import Network, NotFinite
-from remem.service.peek import Peeks
-from remem.service.records import Retention, Row, verified_events, verified_memory
-from remem.service.results import Answered, Appended, Inspected, Listed, Verified
-from remem.service.store import Change, Deleted, Durability, Plan, Store, Stored
+from remem.service.records import Retention, Row
+from remem.service.results import Answered, Appended
+from remem.service.store import Change, Durability, Store
+from remem.service.upkeep import StreamKeeper
 
 if TYPE_CHECKING:
     from remem.bundle import Bundle
 
-DEFAULT_TENANT = "default"
+__all__ = ["DEFAULT_TENANT", "MemoryEngine"]
 
 
-class MemoryEngine:
-    """The verbs of the service on one store and one model."""
+class MemoryEngine(StreamKeeper):
+    """The verbs of the service on one store and one model; those on whole streams are in `StreamKeeper`."""
 
     def __init__(
         self,
@@ -61,16 +46,10 @@ class MemoryEngine:
         strict_numerics: bool = False,
         read_only: bool = False,
     ) -> None:
-        self.store, self.network, self.limits = store, network, limits or Limits()
-        self.read_only, self._strict = read_only, strict_numerics
+        super().__init__(
+            store, network, limits=limits or Limits(), strict_numerics=strict_numerics, read_only=read_only
+        )
         self._birth = ledger.Birth(network.fingerprint, network.numerics, network.initial_memory(), retention)
-        self._moved, self._peeks = threading.Condition(), Peeks(network)
-        self._closed = False
-        self._consolidator: Consolidator | None = None
-        if not read_only and network.fingerprint:
-            self._consolidator = Consolidator(store, network, self._tell)
-            for key in store.pending():
-                self._consolidator.schedule(key)
 
     @classmethod
     def open(
@@ -285,80 +264,6 @@ class MemoryEngine:
         """Drop what this process keeps beside the store of a stream that another process has deleted."""
         self._peeks.forget(birth)
 
-    def inspect(self, stream: str, *, tenant: str = DEFAULT_TENANT) -> Inspected:
-        """Where a stream is, how it fares, what it takes; never what it holds."""
-        key = stream_key(stream, tenant)
-        stored = self._read(key)
-        return inspected(self.store, self.network, key, stored)
-
-    def list(
-        self, *, prefix: str = "", cursor: str | None = None, limit: int = 100, tenant: str = DEFAULT_TENANT
-    ) -> Listed:
-        """Names of a tenant's streams, in order, a page at a time."""
-        checked_name(tenant, "tenant")
-        if prefix:
-            checked_name(prefix, "prefix")
-        if cursor:
-            checked_name(cursor, "cursor")
-        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= self.limits.list_page:
-            raise InvalidValue(f"limit is {limit!r}; expected 1 to {self.limits.list_page}.", path="limit")
-        names = self.store.page(tenant, prefix, cursor or "", limit + 1)
-        return Listed(streams=names[:limit], cursor=names[limit - 1] if len(names) > limit else None)
-
-    def delete(self, stream: str, *, tenant: str = DEFAULT_TENANT) -> Deleted:
-        """Remove memory, events and snapshots from the store's files; also answers when there was nothing."""
-        key = stream_key(stream, tenant)
-        stored = self._writable().read(key)
-        deleted = self._writable().delete(key)
-        if stored is not None:  # what is deleted is gone from this process as well
-            self._peeks.forget(stored.row.birth)
-        self._tell()
-        return deleted
-
-    def snapshot(self, stream: str, name: str, *, tenant: str = DEFAULT_TENANT) -> None:
-        """Keep a named copy of the stream as it is now; an older one of that name is replaced."""
-        key, name = stream_key(stream, tenant), checked_name(name, "snapshot")
-        archive = self.export(stream, tenant=tenant)
-        if not self._writable().put_snapshot(key, name, archive, self.limits.snapshots):
-            self._read(key)
-            raise OverQuota(f"Stream {key} has {self.limits.snapshots} snapshots, which is the most it may have.")
-
-    def restore(self, stream: str, name: str, *, tenant: str = DEFAULT_TENANT) -> Appended:
-        """Put a snapshot in place of what the stream holds; the writer goes on from the `next_seq` returned."""
-        key, name = stream_key(stream, tenant), checked_name(name, "snapshot")
-        start = self._read(key).row
-        if (archive := self.store.get_snapshot(key, name)) is None:
-            raise UnknownSnapshot(f"Stream {key} has no snapshot {name!r}.")
-        return self._swapped(key, ledger.replacing(start, restored(archive, start), time.time()))
-
-    def rebuild(self, stream: str, events: Iterable[Any] | None = None, *, tenant: str = DEFAULT_TENANT) -> Appended:
-        """Fold a stream again with this engine's model, from the events it retained, or from those given.
-
-        Those given are the stream from now on, from number 0. The old memory serves until the new one takes its place;
-        if events came in meanwhile, nothing is changed and `StreamChanged` is raised.
-        """
-        key = stream_key(stream, tenant)
-        stored = self._read(key, log=True)
-        given = (
-            None
-            if events is None
-            else [checked_event(self.network, self.limits, event, i) for i, event in enumerate(events)]
-        )
-        return self._swapped(key, ledger.replacing(stored.row, rebuilt(stored, given, self.network), time.time()))
-
-    def export(self, stream: str, *, tenant: str = DEFAULT_TENANT) -> bytes:
-        """The stream as one safetensors file: memory, counters, and the events that are kept."""
-        key = stream_key(stream, tenant)
-        stored = self._read(key, log=True)
-        row = stored.row.verified(key)
-        payloads = verified_events(row, stored.events, row.next_seq - len(stored.events))
-        return write_archive(row, verified_memory(row, stored.memory), payloads)
-
-    def verify(self, stream: str | None = None, *, tenant: str = DEFAULT_TENANT) -> Verified:
-        """Check every checksum of one stream or of the whole store, and fold retained events again."""
-        keys = self.store.keys() if stream is None else iter([self._read(stream_key(stream, tenant)).row.key])
-        return verified(self.store, self.network, keys)
-
     def settle(self, timeout: float | None = 30.0) -> bool:
         """Wait until every whole segment is consolidated; False if that takes longer."""
         return self._consolidator is None or self._consolidator.settle(timeout)
@@ -375,74 +280,3 @@ class MemoryEngine:
         if self._consolidator is not None:
             self._consolidator.close()
         self.store.close()
-
-    def _swapped(self, key: StreamKey, plan: Plan) -> Appended:
-        row = self._writable().update(key, plan)
-        assert row is not None
-        if self._consolidator is not None:
-            self._consolidator.schedule(key)
-        self._tell()
-        return Appended(
-            accepted=0,
-            duplicates=0,
-            next_seq=row.next_seq,
-            consolidated_seq=row.consolidated_seq,
-            memory_version=row.version,
-        )
-
-    def _update(self, key: StreamKey, plan: Plan) -> Row | None:
-        return self._writable().update(key, lambda row: plan(row.verified(key) if row else None))
-
-    def _writable(self) -> Store:
-        if self._closed:
-            raise Draining("The engine is closed.")
-        if self.read_only:
-            raise InvalidValue("The store was opened read-only; open it without read_only to change it.")
-        return self.store
-
-    def _read(self, key: StreamKey, *, log: bool = False) -> Stored:
-        if self._closed:
-            raise Draining("The engine is closed.")
-        stored = self.store.read(key, log=log)
-        if stored is None:
-            raise UnknownStream(f"There is no stream {key.stream!r}; an append creates it.", stream=key.stream)
-        return stored
-
-    def _opened(self, key: StreamKey, stored: Stored) -> tuple[Row, bytes, Sequence[bytes]]:
-        row = stored.row.verified(key)
-        ledger.require_model(row, self.network.fingerprint)
-        if self._strict and row.numerics != self.network.numerics:
-            raise NumericsMismatch(
-                f"The memory of stream {key} was computed with {row.numerics}, not {self.network.numerics}."
-            )
-        return row, verified_memory(row, stored.memory), verified_events(row, stored.events, row.consolidated_seq)
-
-    def _read_when(self, key: StreamKey, reached: Any, deadline: float) -> Stored:
-        """Read a stream once it is as far as wanted."""
-        while True:
-            stored = self._read(key)
-            if reached(stored.row):
-                return stored
-            if stored.row.fingerprint != self.network.fingerprint:
-                ledger.require_model(stored.row, self.network.fingerprint)
-            if not self._wait(deadline):
-                raise NotCaughtUp(
-                    f"Stream {key} has {stored.row.next_seq} events, {stored.row.consolidated_seq} of them "
-                    "consolidated; that is less than was asked for.",
-                    as_of_seq=stored.row.next_seq,
-                    consolidated_seq=stored.row.consolidated_seq,
-                )
-
-    def _wait(self, deadline: float) -> bool:
-        """Wait a little for any stream to move; False once the time is up."""
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return False
-        with self._moved:
-            # another process may be the writer, so nobody relies on being told
-            self._moved.wait(min(left, 0.05))
-        return True
-
-    def _tell(self) -> None:
-        with self._moved:
-            self._moved.notify_all()

@@ -11,6 +11,7 @@ from remem.service.errors import InvalidValue
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@~-]{0,255}")
 # sequence numbers stay exact in every JSON reader, and in Redis
 LAST_SEQ = 2**53 - 1
+DEFAULT_TENANT = "default"
 
 
 @dataclass(frozen=True, kw_only=True)
