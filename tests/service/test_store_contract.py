@@ -104,12 +104,12 @@ def test_names_are_paged_by_prefix(store: Store) -> None:
     for name in names:
         make(store, StreamKey("t", name))
     make(store, StreamKey("t2", "a:3"))
-    assert store.page("t", "", "", 100) == sorted(names)
-    assert store.page("t", "a:", "", 100) == ["a:1", "a:2"]
-    assert store.page("t", "a", "a:1", 2) == ["a:2", "a@"]
-    assert store.page("t", "a:", "ab", 9) == []
-    assert store.page("t", "b", "a:1", 9) == ["b"]
-    assert store.page("none", "", "", 9) == []
+    assert store.page("t", "", "", 100, 0.0) == sorted(names)
+    assert store.page("t", "a:", "", 100, 0.0) == ["a:1", "a:2"]
+    assert store.page("t", "a", "a:1", 2, 0.0) == ["a:2", "a@"]
+    assert store.page("t", "a:", "ab", 9, 0.0) == []
+    assert store.page("t", "b", "a:1", 9, 0.0) == ["b"]
+    assert store.page("none", "", "", 9, 0.0) == []
 
 
 def test_snapshots_belong_to_their_stream(store: Store) -> None:

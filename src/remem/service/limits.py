@@ -30,6 +30,8 @@ class Limits:
     """Most snapshots of one stream."""
     list_page: int = 1000
     """Most streams of one page."""
+    archive_bytes: int = 16 * 2**20
+    """Largest archive that is imported."""
 
 
 class StreamKey(NamedTuple):

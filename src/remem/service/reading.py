@@ -13,6 +13,8 @@ from remem.service.network import Network
 from remem.service.records import Row, verified_events, verified_memory
 from remem.service.store import Plan, Store, Stored
 
+Clock = Callable[[], float]
+"""Seconds since 1970."""
 # another process may be the writer, so nobody relies on being told
 _LOOK_AGAIN_SECONDS = 0.05
 
@@ -20,8 +22,8 @@ _LOOK_AGAIN_SECONDS = 0.05
 class StreamReader:
     """A store and the model that reads it."""
 
-    def __init__(self, store: Store, network: Network, *, strict_numerics: bool, read_only: bool) -> None:
-        self.store, self.network = store, network
+    def __init__(self, store: Store, network: Network, *, strict_numerics: bool, read_only: bool, clock: Clock) -> None:
+        self.store, self.network, self._clock = store, network, clock
         self.read_only, self._strict = read_only, strict_numerics
         self._moved = threading.Condition()
         self._closed = False
@@ -32,6 +34,8 @@ class StreamReader:
         stored = self.store.read(key, log=log)
         if stored is None:
             raise UnknownStream(f"There is no stream {key.stream!r}; an append creates it.", stream=key.stream)
+        if stored.row.expires <= (now := self._clock()):
+            ledger.require_living(stored.row.verified(key), now)
         return stored
 
     def _opened(self, key: StreamKey, stored: Stored) -> tuple[Row, bytes, Sequence[bytes]]:
