@@ -13,6 +13,7 @@ import signal
 import socket
 import struct
 import subprocess
+import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -83,6 +84,28 @@ class HashChain:
 
     def self_test(self) -> None:
         return
+
+
+class SlowChain(HashChain):
+    """A chain whose folding can be held up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+
+    def fold(self, memory: bytes, segments: Sequence[Sequence[bytes]]) -> bytes:
+        assert self.gate.wait(30)
+        return super().fold(memory, segments)
+
+
+class Clock:
+    """A time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def folded(events: list[object], *, segment_events: int = 3) -> str:

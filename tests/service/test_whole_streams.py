@@ -6,7 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from service_parts import POISON, HashChain, Place, SqlitePlace, assert_refused, folded
+from service_parts import POISON, HashChain, Place, SlowChain, SqlitePlace, assert_refused, folded
 
 from remem.service import Limits, MemoryEngine
 from remem.service.archive import read_archive
@@ -102,20 +102,8 @@ def test_a_broken_segment_degrades_its_stream_alone(place: Place) -> None:
         assert engine.query("bad", "?").answer == folded(["a", "b", "c", "d"])
 
 
-class Slow(HashChain):
-    """A chain whose folding can be held up."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = threading.Event()
-
-    def fold(self, memory: bytes, segments: object) -> bytes:
-        assert self.gate.wait(30)
-        return super().fold(memory, segments)  # type: ignore[arg-type]
-
-
 def test_a_full_tail_waits_and_then_refuses_and_loses_nothing(place: Place) -> None:
-    slow = Slow()
+    slow = SlowChain()
     with MemoryEngine.open(place.open(), slow, limits=Limits(tail_events=6)) as engine:
         engine.append("s", list(range(6)), seq=0)
         assert assert_refused("queue_full", lambda: engine.append("s", [6], seq=6, timeout=0.05)).retry
@@ -125,7 +113,7 @@ def test_a_full_tail_waits_and_then_refuses_and_loses_nothing(place: Place) -> N
 
 
 def test_a_late_consolidation_never_brings_a_deleted_stream_back(place: Place) -> None:
-    slow = Slow()
+    slow = SlowChain()
     with MemoryEngine.open(place.open(), slow) as engine:
         engine.append("s", ["a", "b", "c"], seq=0)
         engine.append("t", ["a", "b", "c"], seq=0)
@@ -141,7 +129,7 @@ def test_a_late_consolidation_never_brings_a_deleted_stream_back(place: Place) -
 
 
 def test_a_rebuild_that_was_overtaken_changes_nothing(place: Place) -> None:
-    slow = Slow()
+    slow = SlowChain()
     with MemoryEngine.open(place.open(), slow) as engine, ThreadPoolExecutor(1) as pool:
         engine.append("s", ["a"], seq=0)
         rebuild = pool.submit(engine.rebuild, "s", ["x", "y", "z"])
@@ -163,7 +151,7 @@ def test_an_export_is_a_whole_stream(engine: MemoryEngine) -> None:
 
 
 def test_unfinished_work_is_taken_up_after_a_crash(place: Place) -> None:
-    store, slow = place.open(), Slow()
+    store, slow = place.open(), SlowChain()
     engine = MemoryEngine.open(store, slow)
     engine.append("s", list(range(10)), seq=0)
     place.crash(store)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import sqlite3
@@ -15,7 +14,9 @@ def copy_store(connection: sqlite3.Connection, target: Path, *, replace: bool = 
     """Copy what this connection sees, without the pages of what was deleted; returns the copy's bytes."""
     if not replace and target.exists():
         raise InvalidValue(f"{target.name} is there already; a backup replaces nothing.", path="target")
-    beside = target.with_name(f"{target.name}.{secrets.token_hex(4)}")
+    beside = target.with_name(f"{target.name}.part" if replace else f"{target.name}.{secrets.token_hex(4)}.part")
+    if replace:  # what a killed process left of its try
+        beside.unlink(missing_ok=True)
     # like the store it is nobody else's to read; SQLite takes an empty file as a new one
     os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     try:
@@ -29,8 +30,7 @@ def copy_store(connection: sqlite3.Connection, target: Path, *, replace: bool = 
     except FileExistsError:
         raise InvalidValue(f"{target.name} is there already; a backup replaces nothing.", path="target") from None
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            beside.unlink()
+        beside.unlink(missing_ok=True)
     sync(target.parent)
     return size
 
