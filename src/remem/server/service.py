@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import secrets
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
+from remem.server.flights import Flights
 from remem.server.metrics import Metrics
 from remem.server.settings import ServerSettings
 from remem.server.tokens import TokenFile
 from remem.server.work import Batcher, Buckets, Lanes
 from remem.service.engine import MemoryEngine
-from remem.service.limits import StreamKey, stream_key
-from remem.service.store import Deleted
+from remem.service.errors import InvalidValue
+from remem.service.limits import StreamKey
 
 _PROBE = StreamKey("probe", "probe")
 
@@ -26,7 +30,8 @@ class Service:
     def __init__(self, engine: MemoryEngine, tokens: TokenFile, settings: ServerSettings, metrics: Metrics) -> None:
         self.engine, self.tokens, self.settings, self.metrics = engine, tokens, settings, metrics
         self.lanes, self.buckets = Lanes(settings, metrics), Buckets(settings.tenant_rate)
-        self.questions = Batcher(engine, self.lanes, settings)
+        self.questions, self.flights = Batcher(engine, self.lanes, settings), Flights()
+        engine.on_gone = self._forget
         self.draining = False
         self.stop: Callable[[], None] = lambda: None
         """Begins an orderly stop; the one who runs the server puts it in."""
@@ -48,14 +53,20 @@ class Service:
         kind = getattr(getattr(network, "codec", None), "kind", None)
         return kind or ("vectors" if hasattr(network, "item_dim") else "other")
 
-    def delete(self, stream: str, tenant: str) -> Deleted:
-        """From the store, and from what the reader keeps."""
-        stored = self.engine.store.read(stream_key(stream, tenant))
-        deleted = self.engine.delete(stream, tenant=tenant)
-        if stored is not None and (reader := self.questions.reader) is not None:
+    def backup(self) -> dict[str, Any]:
+        """A copy of the store in the folder for them; no caller chooses its name."""
+        store = getattr(self.engine.store, "path", None)
+        if store is None:
+            raise InvalidValue("The server's store is no file; back it up by its own means.", path="store")
+        now = datetime.now(UTC)
+        name = f"{store.stem}-{now:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}{store.suffix}"
+        return {"file": name, "bytes": self.engine.backup(Path(self.settings.backups or store.parent) / name)}
+
+    def _forget(self, birth: str) -> None:
+        """What was deleted, or has expired, is gone from the reader as well."""
+        if (reader := self.questions.reader) is not None:
             with contextlib.suppress(ConnectionError):  # a lost reader keeps nothing
-                reader.forget(stored.row.birth)
-        return deleted
+                reader.forget(birth)
 
     def close(self) -> None:
         """Finish what was accepted, fold what can be folded in the time left, close the store."""

@@ -212,8 +212,8 @@ class MemoryEngine(StreamKeeper):
         if whole and row.tail_events and self._consolidator is not None:
             self._consolidator.schedule(plan.key)
         self._tell()
-        if plan.replaced:
-            self._gone(plan.replaced)
+        if plan.replaced:  # this may be the thread that writes: nobody else is told from here
+            self._replaced.append(plan.replaced)
         before = plan.recalled
         return Appended(
             accepted=len(plan.payloads) - plan.duplicates if before is None else before.accepted,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ class StreamKeeper(StreamReader):
         self.limits, self._peeks = limits, Peeks(network)
         self.on_gone: Callable[[str], None] = lambda birth: None
         """Told of every stream that was deleted or has expired, by its birth: for who keeps things beside the store."""
+        self._replaced: deque[str] = deque()
         self._consolidator: Consolidator | None = None
         if not read_only and network.fingerprint:
             self._consolidator = Consolidator(store, network, self._tell)
@@ -84,6 +86,8 @@ class StreamKeeper(StreamReader):
 
     def sweep(self) -> int:
         """Take streams whose time is up out of the store's files; returns how many. A thread does so by itself."""
+        while self._replaced:
+            self._gone(self._replaced.popleft())
         swept, now = 0, self._clock()
         while True:
             keys = self._writable().expired(now, _MOST_SWEPT)
