@@ -123,7 +123,7 @@ class ModelInfo(BaseModel):
     fingerprint: str
     numerics: str
     segment_events: int
-    items: Literal["text", "ids", "vectors", "other"]
+    items: Literal["text", "passage", "ids", "clicks", "frames", "vectors", "other"]
 
 
 class Models(BaseModel):
