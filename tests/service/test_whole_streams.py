@@ -6,7 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from service_parts import POISON, HashChain, Place, SlowChain, SqlitePlace, assert_refused, folded
+from service_parts import POISON, HashChain, Place, SlowChain, SqlitePlace, as_memory, assert_refused, folded
 
 from remem.service import Limits, MemoryEngine
 from remem.service.archive import read_archive
@@ -201,6 +201,28 @@ def test_other_numerics_are_recorded_or_refused(place: Place) -> None:
         engine.settle()
         about = engine.inspect("s")
         assert (about.numerics, about.numerics_changes) == ("elsewhere", 1)
+
+
+def test_a_copy_knows_that_numerics_changed_so_that_nobody_compares_its_bits(place: Place) -> None:
+    with MemoryEngine.open(place.open(), HashChain(), retention="all") as engine:
+        engine.append("s", ["a", "b", "c"], seq=0)
+        engine.settle()
+
+    class Elsewhere(HashChain):
+        """Other bits from here on."""
+
+        def initial_memory(self) -> bytes:
+            return as_memory(bytes(32))
+
+    moved = Elsewhere()
+    moved.numerics = "elsewhere"
+    with MemoryEngine.open(place.open(), moved, retention="all") as engine:
+        engine.append("s", ["d", "e", "f"], seq=3)
+        engine.settle()
+        engine.snapshot("s", "copy")
+        engine.restore("s", "copy")
+        assert engine.inspect("s").numerics_changes == 1
+        assert engine.verify().clean
 
 
 def test_a_store_is_looked_after_without_a_model(place: Place) -> None:
