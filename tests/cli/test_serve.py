@@ -96,6 +96,13 @@ def test_the_commands_take_a_server_in_place_of_a_store(
     assert "needs the address" in run(capsys, "inspect", "--url", code=2)
     assert "is no address" in run(capsys, "inspect", "--url", "memories.db", code=2)
     assert "There is no model" in run(capsys, "query", str(tmp_path / "x.db"), "mary", "Where?", code=2)
+    file = str(tmp_path / "mary.safetensors")
+    assert file in run(capsys, "export", url, "mary", file)
+    assert run(capsys, "import", "--url", url, "maria", file) == "maria: 4 events, 4 of them in the memory.\n"
+    assert "Where is John? -> office" in run(capsys, "query", url, "maria", "Where is John?", "--top", "1")
+    copied = run(capsys, "backup", url).split(":")[0]
+    assert run(capsys, "inspect", str(serving.store.with_name(copied))) == "maria\nmary\n"
+    assert run(capsys, "delete", url, "maria") == "maria: deleted.\n"
     monkeypatch.setenv("REMEM_TOKEN", "remem_wrong")
     assert "not one of this server's" in run(capsys, "delete", url, "mary", code=1)
     monkeypatch.setenv("REMEM_TOKEN", token)
@@ -133,6 +140,15 @@ def test_a_server_that_others_could_reach_in_the_clear_is_refused(
 ) -> None:
     store = tmp_path / "x.db"
     assert "in the clear" in run(capsys, "serve", str(store), "--model", BABI, "--host", "0.0.0.0", code=2)
+    assert not store.exists()
+
+
+@pytest.mark.parametrize(("option", "words"), [("--ttl=0", "above 0"), ("--backups=no-such-folder", "is no folder")])
+def test_settings_of_the_store_are_checked_before_it_is_made(
+    option: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "memories.db"
+    assert words in run(capsys, "serve", str(store), "--model", BABI, option, code=2)
     assert not store.exists()
 
 

@@ -101,11 +101,46 @@ def test_bad_input_is_refused_in_a_sentence(store: str, capsys: pytest.CaptureFi
     assert not Path(store + "x").exists()
 
 
+def test_a_stream_is_exported_and_imported(store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "append", store, "mary", *STORY.splitlines(), "--model", BABI)
+    file, other = str(tmp_path / "mary.safetensors"), str(tmp_path / "other.db")
+    assert file in run(capsys, "export", store, "mary", file)
+    assert Path(file).stat().st_mode & 0o077 == 0
+    said = run(capsys, "import", other, "maria", file, "--model", BABI)
+    assert said == "maria: 3 events, 3 of them in the memory.\n"
+    asked = run(capsys, "query", other, "maria", "Where is Mary?", "--model", BABI, "--top", "1")
+    assert "Where is Mary? -> garden" in asked
+    assert "replaces nothing" in run(capsys, "export", store, "mary", file, code=2)
+    assert "was written by the model" in run(capsys, "import", store, "x", file, "--model", DEMO, code=1)
+    assert "can't be read" in run(capsys, "import", store, "x", file + "x", "--model", BABI, code=2)
+    assert "can't be written" in run(capsys, "export", store, "mary", str(tmp_path / "none" / "f"), code=2)
+    Path(file).write_bytes(b"nothing of ours")
+    assert "not one that remem wrote" in run(capsys, "import", store, "x", file, "--model", BABI, code=2)
+
+
+def test_a_store_is_backed_up_while_another_process_writes(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from remem.service import MemoryEngine
+
+    run(capsys, "append", store, "numbers", "4 17 2", "--model", DEMO)
+    copy = str(tmp_path / "copy.db")
+    with MemoryEngine.open(store, None):
+        assert copy in run(capsys, "backup", store, copy)
+    assert "1 streams" in run(capsys, "verify", copy, "--model", DEMO)
+    assert run(capsys, "inspect", copy) == "numbers\n"
+    assert "replaces nothing" in run(capsys, "backup", store, copy, code=2)
+    assert "There is no file" in run(capsys, "backup", store, code=2)
+    assert "leave the file out" in run(capsys, "backup", "http://127.0.0.1:9", copy, code=2)
+
+
 def test_looking_after_a_store_needs_no_torch(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     run(capsys, "append", store, "numbers", "4 17 2", "--model", DEMO)
     code = (
         "import sys; from remem.cli.main import main; "
-        f"codes = [main(['inspect', {store!r}]), main(['verify', {store!r}]), main(['delete', {store!r}, 'numbers'])]; "
+        f"codes = [main(['inspect', {store!r}]), main(['verify', {store!r}]), main(['backup', {store!r}, "
+        f"{store!r} + '.copy']), main(['export', {store!r}, 'numbers', {store!r} + '.numbers']), "
+        f"main(['delete', {store!r}, 'numbers'])]; "
         "sys.exit(any(codes) or 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -24,7 +24,7 @@ from pathlib import Path
 from service_parts import HashChain
 
 from remem.service import FLUSH, Event, MemoryEngine
-from remem.service.errors import UnknownStream
+from remem.service.errors import Expired, UnknownStream
 from remem.service.events import cut_events, pack_event
 from remem.service.stores.sqlite import SqliteStore
 
@@ -79,7 +79,7 @@ class DyingStore(SqliteStore):
 
 
 def write_until_killed(path: Path, log: int, way: str, after: int, seed: int) -> None:
-    """Four writers of numbered streams and one that makes and deletes a stream; every reply goes to the log."""
+    """Four writers of numbered streams, one that deletes its stream, one whose stream expires; each reply is logged."""
     store = DyingStore(path)
     store.left = after if way == "statement" else -1
     engine = MemoryEngine(store, DyingChain(after) if way == "fold" else HashChain())
@@ -103,8 +103,18 @@ def write_until_killed(path: Path, log: int, way: str, after: int, seed: int) ->
             engine.snapshot("passing", "one")
             os.write(log, b"passing 4\n")
 
+    def expire() -> None:
+        for number in itertools.count():
+            engine.delete("fleeting")
+            engine.create("fleeting", ttl=0.03)
+            batch = [event_at("fleeting", seq) for seq in range(4)]
+            engine.append("fleeting", batch, idempotency_key=f"{number}")
+            os.write(log, b"fleeting 4\n")
+            time.sleep(0.03)
+            engine.sweep()
+
     threading.excepthook = lambda failed: (threading.__excepthook__(failed), os._exit(3))  # type: ignore[func-returns-value]
-    for target, args in [*((write, (stream,)) for stream in STREAMS), (make_and_delete, ())]:
+    for target, args in [*((write, (stream,)) for stream in STREAMS), (make_and_delete, ()), (expire, ())]:
         threading.Thread(target=target, args=args, daemon=True).start()
     time.sleep(20)
     die()
@@ -114,10 +124,10 @@ def judge(path: Path, acknowledged: dict[str, int], found: dict[str, int]) -> No
     """Compare what is in the store with what was acknowledged and with what the events give."""
     with MemoryEngine.open(path, HashChain()) as engine:
         assert engine.settle()
-        for stream in (*STREAMS, "passing"):
+        for stream in (*STREAMS, "passing", "fleeting"):
             try:
                 said = engine.query(stream, "?")
-            except UnknownStream:
+            except (Expired, UnknownStream):
                 found["lost"] += acknowledged.get(stream, 0) if stream in STREAMS else 0
                 continue
             if stream in STREAMS:

@@ -13,13 +13,16 @@ import signal
 import socket
 import struct
 import subprocess
+import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from remem.errors import BadInput
+from remem.service import CODES, Event, ServiceError
+from remem.service.events import cut_events, pack_event
 from remem.service.network import Ask, Fold, NotFinite
 from remem.service.store import Store
 from remem.service.stores.memory import Backing, MemoryStore
@@ -85,6 +88,49 @@ class HashChain:
 
     def self_test(self) -> None:
         return
+
+
+class SlowChain(HashChain):
+    """A chain whose folding can be held up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+
+    def fold(self, memory: bytes, segments: Sequence[Sequence[bytes]]) -> bytes:
+        assert self.gate.wait(30)
+        return super().fold(memory, segments)
+
+
+class Clock:
+    """A time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def folded(events: list[object], *, segment_events: int = 3) -> str:
+    """What a hash chain answers after these events, its tail included."""
+    chain = HashChain(segment_events)
+    unpacked = [event if isinstance(event, Event) else Event(event) for event in events]
+    cut = cut_events([pack_event(event.item, event.ends_segment) for event in unpacked], segment_events)
+    return chain.answer(chain.fold(chain.initial_memory(), [*cut.segments, *([cut.rest] if cut.rest else [])]))
+
+
+def assert_refused(code: str, call: Callable[[], object]) -> ServiceError:
+    """The refusal with this code, whose problem document is whole."""
+    import pytest  # here, since children that are killed and servers need none of it
+
+    with pytest.raises(ServiceError) as caught:
+        call()
+    assert caught.value.code == code, str(caught.value)
+    problem = caught.value.problem()
+    assert problem["status"] == CODES[code].status
+    assert problem["detail"] == str(caught.value) != ""
+    return caught.value
 
 
 class Place(Protocol):

@@ -129,7 +129,7 @@ GUARDED = [(method, path) for method, path in ROUTES if path not in OPEN]
 
 
 def test_there_are_routes_to_guard() -> None:
-    assert len(GUARDED) >= 17
+    assert len(GUARDED) >= 19
     assert {path for _, path in ROUTES} - {path for _, path in GUARDED} == OPEN
 
 
@@ -165,6 +165,8 @@ SCOPE_OF = {
     ("POST", "/v1/streams/some/restore"): "delete",
     ("POST", "/v1/streams/some/rebuild"): "delete",
     ("GET", "/v1/streams/some/memory"): "export",
+    ("PUT", "/v1/streams/some/memory"): "export",
+    ("POST", "/v1/admin/backup"): "admin",
     ("POST", "/v1/admin/verify"): "admin",
     ("POST", "/v1/admin/drain"): "admin",
     ("GET", "/metrics"): "metrics",

@@ -84,8 +84,12 @@ def bodies() -> Iterator[tuple[str, str, Any]]:
     for body in ({}, {"query": "?"}, [], "?", {"question": "?", "extra": 1}):
         yield "query", "POST", body
     yield from (("flush", "POST", {"seq": seq}) for seq in SEQS)
+    for candidates in ([], "a", 1, {}, [None], [""], [[]], [True, {}], ["a"] * 1001):
+        yield "query", "POST", {"question": "?", "candidates": candidates}
     for retention in ("", "none", 1, True, [], "days:7"):
         yield "", "PUT", {"retention": retention}
+    for ttl in (0, -1, "10", True, [], 1e12, {}):
+        yield "", "PUT", {"ttl": ttl}
     for name in ("", "a/b", "..", "x" * 257, 1, None, True, [], "a b", "\u202e", "\x00"):
         yield "snapshot", "POST", {"name": name}
         yield "restore", "POST", {"name": name}

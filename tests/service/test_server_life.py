@@ -234,13 +234,23 @@ def test_lost_replies_double_nothing(server: Server) -> None:
     assert (done.accepted, done.duplicates, done.next_seq) == (0, 2, 2)
 
 
-def test_an_append_without_a_number_is_never_repeated_blindly(server: Server) -> None:
-    flaky = Flaky(["before", "after"])
+def test_what_has_no_number_is_repeated_under_its_key_and_made_once(server: Server) -> None:
+    lost = ["before", "after", "after", "429"]
+    flaky = Flaky(list(lost))
     with server.client(transport=flaky) as client:
-        with pytest.raises(NotReady, match="lost"):
-            client.append("blind", ["a"])
-        assert flaky.sent == 1
-        assert client.inspect("blind").next_seq == 1
+        done = client.append("blind", ["a", "b"])
+        assert flaky.sent == 4
+        assert (done.accepted, done.duplicates, done.next_seq) == (2, 0, 2)
+        assert client.append("blind", ["a", "b"]).next_seq == 4  # another call, with a key of its own
+        flaky.lose = list(lost)
+        assert client.flush("blind").next_seq == 5
+        client.snapshot("blind", "copy")
+        flaky.lose = list(lost)
+        assert client.rebuild("blind", ["x"]).next_seq == 1
+        flaky.lose = list(lost)
+        assert client.restore("blind", "copy").next_seq == 5
+        about = client.inspect("blind")
+        assert (about.next_seq, about.generation) == (5, 2)
 
 
 def test_patience_ends(server: Server) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,9 +21,10 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from service_parts import HashChain, Place, SqlitePlace
+from service_parts import Clock, HashChain, Place, SqlitePlace
 
 from remem.service import FLUSH, Event, MemoryEngine, ServiceError
+from remem.service.errors import Expired, UnknownStream
 from remem.service.events import cut_events, pack_event
 from remem.service.records import WINDOW
 
@@ -30,6 +32,7 @@ EXAMPLES = {"memory": 60, "sqlite": 12, "redis": 20}
 STEPS = int(os.environ.get("REMEM_STATE_STEPS", "30"))
 STREAMS = st.sampled_from(["a", "b", "a-b"])
 ITEMS = st.builds(Event, st.integers(0, 5) | st.sampled_from(["x", "y"]), ends_segment=st.booleans())
+KEYS = st.sampled_from(["k1", "k2", "k3"])
 BATCH = st.lists(ITEMS, min_size=1, max_size=7)
 
 
@@ -38,6 +41,11 @@ class Reference:
     """What a stream should be."""
 
     events: list[Event] = field(default_factory=list)
+    lives: float = math.inf
+    """Seconds after its last append that it lives."""
+    touched: float = 0.0
+    keys: dict[str, tuple[list[Event], int]] = field(default_factory=dict)
+    """Calls with a key: their events, and the number after the last."""
     snapshots: dict[str, list[Event]] = field(default_factory=dict)
 
 
@@ -57,9 +65,15 @@ class Streams(RuleBasedStateMachine):
     def begin(self) -> None:
         self.place = type(self).make_place()
         self.streams: dict[str, Reference] = {}
-        self.store = self.place.open()
-        self.engine = MemoryEngine.open(self.store, HashChain())
+        self.clock = Clock()
         self.left_behind: list[MemoryEngine] = []
+        self.reopen()
+
+    def made(self, stream: str) -> Reference:
+        """The stream, written to now; made if it is not there."""
+        reference = self.streams.setdefault(stream, Reference())
+        reference.touched = self.clock.now
+        return reference
 
     def refused(self, code: str, call: Callable[[], object]) -> None:
         with pytest.raises(ServiceError) as caught:
@@ -68,7 +82,7 @@ class Streams(RuleBasedStateMachine):
 
     @rule(stream=STREAMS, batch=BATCH)
     def append(self, stream: str, batch: list[Event]) -> None:
-        reference = self.streams.setdefault(stream, Reference())
+        reference = self.made(stream)
         done = self.engine.append(stream, batch, seq=len(reference.events))
         reference.events += batch
         assert (done.accepted, done.duplicates, done.next_seq) == (len(batch), 0, len(reference.events))
@@ -82,6 +96,66 @@ class Streams(RuleBasedStateMachine):
         done = self.engine.append(stream, [*events[start:], *batch], seq=start)
         assert (done.accepted, done.duplicates) == (len(batch), len(events) - start)
         events += batch
+        self.made(stream)
+
+    @rule(stream=STREAMS, batch=BATCH, key=KEYS)
+    def append_with_a_key(self, stream: str, batch: list[Event], key: str) -> None:
+        known = self.streams[stream].keys.get(key) if stream in self.streams else None
+        if known is not None and known[0] != batch:
+            self.refused("key_reused", lambda: self.engine.append(stream, batch, idempotency_key=key))
+            return
+        done = self.engine.append(stream, batch, idempotency_key=key)
+        if known is None:
+            reference = self.made(stream)
+            reference.events += batch
+            reference.keys[key] = (batch, len(reference.events))
+        assert (done.accepted, done.next_seq) == (len(batch), self.streams[stream].keys[key][1])
+
+    @precondition(lambda self: any(reference.keys for reference in self.streams.values()))
+    @rule(data=st.data())
+    def send_a_key_again(self, data: st.DataObject) -> None:
+        stream = data.draw(st.sampled_from(sorted(name for name, ref in self.streams.items() if ref.keys)))
+        key = data.draw(st.sampled_from(sorted(self.streams[stream].keys)))
+        batch, next_seq = self.streams[stream].keys[key]
+        done = self.engine.append(stream, batch, idempotency_key=key)
+        assert (done.accepted, done.next_seq) == (len(batch), next_seq)
+
+    @rule(stream=STREAMS, ttl=st.sampled_from([5.0, 50.0]))
+    def make_with_a_time_to_live(self, stream: str, ttl: float) -> None:
+        known = self.streams.get(stream)
+        if known is not None and known.lives != ttl:
+            self.refused("stream_exists", lambda: self.engine.create(stream, ttl=ttl))
+            return
+        assert self.engine.create(stream, ttl=ttl) == (known is None)
+        if known is None:
+            self.made(stream).lives = ttl
+
+    @rule(seconds=st.sampled_from([1.0, 4.0, 30.0]))
+    def let_time_pass(self, seconds: float) -> None:
+        self.clock.now += seconds
+        for stream, reference in list(self.streams.items()):
+            if reference.touched + reference.lives <= self.clock.now:
+                del self.streams[stream]
+                with pytest.raises((Expired, UnknownStream)):  # the sweep of a new engine may have come already
+                    self.engine.query(stream, "?")
+
+    @rule()
+    def sweep(self) -> None:
+        self.engine.sweep()
+        assert sorted(key.stream for key in self.engine.store.keys()) == sorted(self.streams)  # noqa: SIM118
+
+    @precondition(lambda self: self.streams)
+    @rule(data=st.data(), name=STREAMS)
+    def export_and_import(self, data: st.DataObject, name: str) -> None:
+        stream = data.draw(st.sampled_from(sorted(self.streams)))
+        source, archive = self.streams[stream], self.engine.export(stream)
+        if (there := self.streams.get(name)) is None:
+            self.streams[name] = Reference(list(source.events), source.lives, self.clock.now)
+            assert self.engine.import_archive(name, archive).next_seq == len(source.events)
+        elif there.events == source.events:
+            assert self.engine.import_archive(name, archive).next_seq == len(source.events)
+        else:
+            self.refused("stream_exists", lambda: self.engine.import_archive(name, archive))
 
     @precondition(lambda self: any(reference.events for reference in self.streams.values()))
     @rule(data=st.data())
@@ -98,7 +172,7 @@ class Streams(RuleBasedStateMachine):
 
     @rule(stream=STREAMS)
     def flush(self, stream: str) -> None:
-        reference = self.streams.setdefault(stream, Reference())
+        reference = self.made(stream)
         done = self.engine.flush(stream, seq=len(reference.events))
         reference.events.append(FLUSH)
         assert done.consolidated_seq == done.next_seq == len(reference.events)
@@ -118,6 +192,7 @@ class Streams(RuleBasedStateMachine):
         if name in reference.snapshots:
             self.engine.restore(stream, name)
             reference.events = list(reference.snapshots[name])
+            self.made(stream)
         else:
             self.refused("unknown_snapshot", lambda: self.engine.restore(stream, name))
 
@@ -129,6 +204,7 @@ class Streams(RuleBasedStateMachine):
         if events:
             del events[data.draw(st.integers(0, len(events) - 1))]
             self.engine.rebuild(stream, events)
+            self.made(stream)
 
     @rule(stream=STREAMS)
     def delete(self, stream: str) -> None:
@@ -159,7 +235,8 @@ class Streams(RuleBasedStateMachine):
     @rule()
     def open_with_another_model(self) -> None:
         self.engine.close()
-        with MemoryEngine.open(self.place.open(), HashChain(salt="-other")) as other:
+        other_chain = HashChain(salt="-other")
+        with MemoryEngine.open(self.place.open(), other_chain, clock=self.clock, sweep_seconds=3600) as other:
             for stream in self.streams:
                 self.refused("model_mismatch", lambda stream=stream: other.query(stream, "?"))
                 self.refused("model_mismatch", lambda stream=stream: other.append(stream, ["x"]))
@@ -185,7 +262,7 @@ class Streams(RuleBasedStateMachine):
 
     def reopen(self) -> None:
         self.store = self.place.open()
-        self.engine = MemoryEngine.open(self.store, HashChain())
+        self.engine = MemoryEngine.open(self.store, HashChain(), clock=self.clock, sweep_seconds=3600)
 
     def teardown(self) -> None:
         for engine in [*getattr(self, "left_behind", []), *([self.engine] if hasattr(self, "engine") else [])]:

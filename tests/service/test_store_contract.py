@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from service_parts import Place
 
+from remem.service.errors import MemoryDamaged
 from remem.service.events import seal_event
 from remem.service.ledger import Birth, new_row
 from remem.service.limits import StreamKey
@@ -104,12 +105,66 @@ def test_names_are_paged_by_prefix(store: Store) -> None:
     for name in names:
         make(store, StreamKey("t", name))
     make(store, StreamKey("t2", "a:3"))
-    assert store.page("t", "", "", 100) == sorted(names)
-    assert store.page("t", "a:", "", 100) == ["a:1", "a:2"]
-    assert store.page("t", "a", "a:1", 2) == ["a:2", "a@"]
-    assert store.page("t", "a:", "ab", 9) == []
-    assert store.page("t", "b", "a:1", 9) == ["b"]
-    assert store.page("none", "", "", 9) == []
+    assert store.page("t", "", "", 100, 0.0) == sorted(names)
+    assert store.page("t", "a:", "", 100, 0.0) == ["a:1", "a:2"]
+    assert store.page("t", "a", "a:1", 2, 0.0) == ["a:2", "a@"]
+    assert store.page("t", "a:", "ab", 9, 0.0) == []
+    assert store.page("t", "b", "a:1", 9, 0.0) == ["b"]
+    assert store.page("none", "", "", 9, 0.0) == []
+
+
+def test_the_expired_are_found_in_order_and_left_out_of_pages(store: Store) -> None:
+    for name, ttl in (("for-ever", 0.0), ("late", 30.0), ("early", 10.0), ("middle", 20.0)):
+        key = StreamKey("t", name)
+        row = replace(new_row(key, replace(BIRTH, ttl=ttl), now=100.0), next_seq=0).sealed()
+        store.update(key, lambda before, row=row: Change(row=row, memory=b"memory 0"))
+    assert store.expired(109.9, 10) == []
+    assert store.expired(110.0, 10) == [("t", "early")]
+    assert store.expired(1000.0, 10) == [("t", "early"), ("t", "middle"), ("t", "late")]
+    assert store.expired(1000.0, 2) == [("t", "early"), ("t", "middle")]
+    assert store.page("t", "", "", 10, 110.0) == ["for-ever", "late", "middle"]
+    assert store.page("t", "", "", 1, 1000.0) == ["for-ever"]
+    assert store.page("t", "l", "", 1, 1000.0) == []
+
+    def renew(row: Row | None) -> Change:
+        assert row is not None
+        return Change(row=replace(row, updated=200.0).sealed())
+
+    store.update(StreamKey("t", "early"), renew)
+    assert store.expired(125.0, 10) == [("t", "middle")]
+    store.delete(StreamKey("t", "middle"))
+    assert store.expired(1000.0, 10) == [("t", "late"), ("t", "early")]
+
+
+def test_the_doomed_alone_are_discarded(store: Store) -> None:
+    keys = [StreamKey("t", name) for name in ("a", "b", "c")]
+    rows = [make(store, key, events=2) for key in keys]
+    store.put_snapshot(keys[0], "one", b"copy", 2)
+
+    def doomed(row: Row) -> bool:
+        if row.stream == "b":
+            raise MemoryDamaged("not this one")
+        return row.stream == "a"
+
+    assert store.discard([*keys, StreamKey("t", "none")], doomed) == rows[:1]
+    assert store.read(keys[0]) is None
+    assert sorted(store.keys()) == keys[1:] == sorted(store.pending())
+    make(store, keys[0])
+    assert store.snapshots(keys[0]) == []
+    assert store.problems() == []
+
+
+def test_a_stream_that_begins_anew_keeps_nothing(store: Store) -> None:
+    make(store, events=5)
+    store.put_snapshot(KEY, "one", b"copy", 2)
+    row = replace(new_row(KEY, replace(BIRTH, ttl=60.0), now=2.0), next_seq=1, keyed=b"\0\xff").sealed()
+    store.update(KEY, lambda before: Change(row=row, memory=b"memory 1", events=[b"first"], anew=True))
+    stored = store.read(KEY, log=True)
+    assert stored is not None
+    assert (stored.row, stored.memory, stored.events) == (row, b"memory 1", [b"first"])
+    assert stored.row.verified(KEY).expires == 62.0
+    assert store.snapshots(KEY) == []
+    assert store.problems() == []
 
 
 def test_snapshots_belong_to_their_stream(store: Store) -> None:

@@ -33,6 +33,10 @@ class Options:
     """Its key."""
     retention: Literal["tail", "all"] = "tail"
     """What new streams keep: the tail, or all events, which makes them rebuildable."""
+    ttl: float | None = None
+    """Seconds that new streams live after their last append; without it for ever."""
+    backups: Path | None = None
+    """Folder for copies of the store; by default the one that the store is in."""
     durability: Literal["fsync", "os"] = "fsync"
     """Whether to survive a power cut, or the end of the process alone."""
     queue: int = 2000
@@ -69,6 +73,7 @@ def main(argv: list[str]) -> None:
             f"{error.name} is not installed; install the server with: pip install 'remem[service]'."
         ) from None
     from remem.service.engine import DEFAULT_TENANT, MemoryEngine
+    from remem.service.expiry import checked_ttl
     from remem.service.opening import open_network, open_store
     from remem.service.stores.sqlite import SqliteStore
 
@@ -81,10 +86,14 @@ def main(argv: list[str]) -> None:
         queue=options.queue,
         connections=options.connections,
         deadline=options.deadline,
+        backups=str(options.backups or ""),
         tenant_rate=options.tenant_rate,
         drain_window=options.drain_window,
         drain_seconds=options.drain_seconds,
     )
+    checked_ttl(options.ttl)
+    if options.backups is not None and not options.backups.is_dir():
+        raise BadInput(f"{options.backups} is no folder; make it first, for the server's user alone.")
     use_json_logs(options.log_level)
     tokens = TokenFile(options.tokens or tokens_beside(options.store))
     listener = listen(settings)
@@ -92,7 +101,7 @@ def main(argv: list[str]) -> None:
     opened = open_store(options.store, durability=options.durability)
     reader = Reader(options.store, options.model) if options.reader and isinstance(opened, SqliteStore) else None
     network = MeteredNetwork(open_network(options.model), metrics)
-    engine = MemoryEngine.open(MeteredStore(opened, metrics), network, retention=options.retention)
+    engine = MemoryEngine.open(MeteredStore(opened, metrics), network, retention=options.retention, ttl=options.ttl)
     service = Service(engine, tokens, settings, metrics)
     if reader is not None:
         reader.wait_until_ready()

@@ -11,7 +11,7 @@ import httpx
 
 from remem.client import calls
 from remem.client.retries import Patience, base_url, seconds_in, token_from
-from remem.service.errors import NotReady, ServiceError, UnknownStream
+from remem.service.errors import Expired, NotReady, ServiceError, UnknownStream
 from remem.service.results import Answered, Appended, Inspected, Listed, Verified
 from remem.service.store import Deleted
 
@@ -66,39 +66,50 @@ class AsyncClient:
         """One stream, whose events are numbered here."""
         return AsyncStream(self, name)
 
-    async def append(self, stream: str, events: Sequence[Any], *, seq: int | None = None) -> Appended:
+    async def append(
+        self, stream: str, events: Sequence[Any], *, seq: int | None = None, idempotency_key: str | None = None
+    ) -> Appended:
         """Add events, all or none; returns when they are on the server's disk.
 
-        With `seq`, the number of the first, it is repeated until it is known to be stored. Without it the server
-        numbers them, and a lost reply is raised: nobody knows whether they were stored. `stream()` numbers for you.
+        It is repeated until it is known to be stored: with `seq`, the number of the first, or by a key, which is drawn
+        here unless you give one. A stream knows the keys of its last 64 calls for a day; numbers are known for ever,
+        and `stream()` numbers for you.
         """
-        return await self._run(calls.append(stream, events, seq))
+        return await self._run(calls.append(stream, events, seq, idempotency_key))
 
-    async def flush(self, stream: str, *, seq: int | None = None) -> Appended:
+    async def flush(self, stream: str, *, seq: int | None = None, idempotency_key: str | None = None) -> Appended:
         """End the segment at hand, and wait until it is in the memory."""
-        return await self._run(calls.flush(stream, seq))
+        return await self._run(calls.flush(stream, seq, idempotency_key))
 
     async def query(
         self,
         stream: str,
         question: Any,
         *,
+        candidates: Sequence[Any] | None = None,
         top: int = 5,
         tail: Literal["include", "exclude"] = "include",
         min_seq: int | None = None,
         timeout: float = 5.0,
     ) -> Answered:
-        """Answer from the memory; `min_seq` waits until all events below it are taken into account."""
-        call = calls.query(stream, question, top=top, tail=tail, min_seq=min_seq, timeout=timeout)
+        """Answer from the memory; `min_seq` waits until all events below it are taken into account.
+
+        A model that chooses among answers needs `candidates`.
+        """
+        call = calls.query(
+            stream, question, candidates=candidates, top=top, tail=tail, min_seq=min_seq, timeout=timeout
+        )
         return await self._run(call)
 
     async def query_many(self, questions: Iterable[tuple[str, Any]], *, top: int = 5) -> list[Answered | ServiceError]:
         """Answers of up to 256 streams, each given as (stream, question); a refusal stands in its answer's place."""
         return await self._run(calls.query_many(questions, top))
 
-    async def create(self, stream: str, *, retention: Literal["tail", "all"] | None = None) -> bool:
-        """Make a stream without events; False if it was there."""
-        return await self._run(calls.create(stream, retention))
+    async def create(
+        self, stream: str, *, retention: Literal["tail", "all"] | None = None, ttl: float | None = None
+    ) -> bool:
+        """Make a stream without events, for `ttl` seconds after its last one; False if it was there."""
+        return await self._run(calls.create(stream, retention, ttl))
 
     async def inspect(self, stream: str) -> Inspected:
         """Where a stream is, how it fares, what it takes; never what it holds."""
@@ -112,21 +123,31 @@ class AsyncClient:
         """Remove memory, events and snapshots."""
         return await self._run(calls.delete(stream))
 
-    async def snapshot(self, stream: str, name: str) -> None:
+    async def snapshot(self, stream: str, name: str, *, idempotency_key: str | None = None) -> None:
         """Keep a named copy."""
-        await self._run(calls.snapshot(stream, name))
+        await self._run(calls.snapshot(stream, name, idempotency_key))
 
-    async def restore(self, stream: str, name: str) -> Appended:
+    async def restore(self, stream: str, name: str, *, idempotency_key: str | None = None) -> Appended:
         """Put a copy in place of what the stream holds."""
-        return await self._run(calls.restore(stream, name))
+        return await self._run(calls.restore(stream, name, idempotency_key))
 
-    async def rebuild(self, stream: str, events: Sequence[Any] | None = None) -> Appended:
+    async def rebuild(
+        self, stream: str, events: Sequence[Any] | None = None, *, idempotency_key: str | None = None
+    ) -> Appended:
         """Fold the stream again, from its retained events or from those given."""
-        return await self._run(calls.rebuild(stream, events))
+        return await self._run(calls.rebuild(stream, events, idempotency_key))
 
     async def export(self, stream: str) -> bytes:
         """The stream as one safetensors file."""
         return await self._run(calls.export(stream))
+
+    async def import_archive(self, stream: str, archive: bytes) -> Appended:
+        """Make a stream of what `export` returned; one that is there is refused, unless it has the same events."""
+        return await self._run(calls.import_archive(stream, archive))
+
+    async def backup(self) -> dict[str, Any]:
+        """Have the server copy its store; returns the copy's name and bytes."""
+        return await self._run(calls.backup())
 
     async def verify(self) -> Verified:
         """Check every checksum of the server's store."""
@@ -146,7 +167,7 @@ class AsyncClient:
 
     async def _run(self, call: calls.Call[T]) -> T:
         content, patience = call.content(), Patience(self._patience, call.retry)
-        headers = {} if content is None else {"Content-Type": "application/json"}
+        headers = call.headers()
         while True:
             try:
                 reply = await self._http.request(call.method, call.path, content=content, headers=headers)
@@ -177,7 +198,7 @@ class AsyncStream:
         """Ask the server where the stream is, and go on from there."""
         try:
             self.next_seq = (await self._client.inspect(self.name)).next_seq
-        except UnknownStream:
+        except (Expired, UnknownStream):
             self.next_seq = 0
         return self.next_seq
 
@@ -201,6 +222,7 @@ class AsyncStream:
         self,
         question: Any,
         *,
+        candidates: Sequence[Any] | None = None,
         top: int = 5,
         tail: Literal["include", "exclude"] = "include",
         min_seq: int | None = None,
@@ -208,11 +230,13 @@ class AsyncStream:
     ) -> Answered:
         """Answer from the memory; all that was appended through this object is taken into account."""
         wanted = self.next_seq if min_seq is None and tail == "include" else min_seq
-        return await self._client.query(self.name, question, top=top, tail=tail, min_seq=wanted, timeout=timeout)
+        return await self._client.query(
+            self.name, question, candidates=candidates, top=top, tail=tail, min_seq=wanted, timeout=timeout
+        )
 
-    async def create(self, *, retention: Literal["tail", "all"] | None = None) -> bool:
-        """Make the stream without events; False if it was there."""
-        return await self._client.create(self.name, retention=retention)
+    async def create(self, *, retention: Literal["tail", "all"] | None = None, ttl: float | None = None) -> bool:
+        """Make the stream without events, for `ttl` seconds after its last one; False if it was there."""
+        return await self._client.create(self.name, retention=retention, ttl=ttl)
 
     async def inspect(self) -> Inspected:
         """Where the stream is, how it fares, what it takes; never what it holds."""
@@ -239,6 +263,13 @@ class AsyncStream:
     async def export(self) -> bytes:
         """The stream as one safetensors file."""
         return await self._client.export(self.name)
+
+    async def import_archive(self, archive: bytes) -> Appended:
+        """Make the stream of what `export` returned, and go on from there."""
+        async with self._lock:
+            done = await self._client.import_archive(self.name, archive)
+            self.next_seq = done.next_seq
+            return done
 
     async def delete(self) -> Deleted:
         """Remove memory, events and snapshots; a later append begins the stream anew."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -33,37 +34,59 @@ class Call(Generic[T]):
     method: str
     path: str
     read: Callable[[Any], T]
-    body: dict[str, Any] | None = None
+    body: dict[str, Any] | bytes | None = None
     retry: bool = True
     """Whether repeating it after a lost reply does no harm."""
+    key: str | None = None
+    """Tells the server that a repetition is one."""
+
+    def headers(self) -> dict[str, str]:
+        """What is sent beside the body."""
+        headers = {} if self.key is None else {"Idempotency-Key": self.key}
+        if self.body is None:
+            return headers
+        kind = "application/octet-stream" if isinstance(self.body, bytes) else "application/json"
+        return headers | {"Content-Type": kind}
 
     def content(self) -> bytes | None:
         """The body as it is sent."""
-        if self.body is None:
-            return None
+        if self.body is None or isinstance(self.body, bytes):
+            return self.body
         try:
             return json.dumps(self.body, allow_nan=False).encode()
         except (TypeError, ValueError) as error:
             raise InvalidValue(f"What was given can't be sent as JSON ({error}).") from None
 
 
-def append(stream: str, events: Sequence[Any], seq: int | None) -> Call[Appended]:
-    """Without a number a repetition would double the events."""
+def append(stream: str, events: Sequence[Any], seq: int | None, key: str | None = None) -> Call[Appended]:
+    """Without a number a key tells a repetition from new events."""
     if isinstance(events, str | bytes) or not isinstance(events, Sequence):
         raise InvalidValue("Expected a list of events, even for a single one.", path="events")
     body = {"events": [_event(event) for event in events], "seq": seq}
-    return Call("POST", _path(stream, "events"), _of(Appended), body, retry=seq is not None)
+    return Call("POST", _path(stream, "events"), _of(Appended), body, key=_key(key) if seq is None else None)
 
 
-def flush(stream: str, seq: int | None) -> Call[Appended]:
+def flush(stream: str, seq: int | None, key: str | None = None) -> Call[Appended]:
     """End the segment at hand."""
-    return Call("POST", _path(stream, "flush"), _of(Appended), {"seq": seq}, retry=seq is not None)
+    key = _key(key) if seq is None else None
+    return Call("POST", _path(stream, "flush"), _of(Appended), {"seq": seq}, key=key)
 
 
-def query(stream: str, question: Any, *, top: int, tail: str, min_seq: int | None, timeout: float) -> Call[Answered]:
+def query(
+    stream: str,
+    question: Any,
+    *,
+    candidates: Sequence[Any] | None,
+    top: int,
+    tail: str,
+    min_seq: int | None,
+    timeout: float,
+) -> Call[Answered]:
     """Ask."""
     body = {"question": question, "top": top, "tail": tail, "min_seq": min_seq,
             "timeout_ms": max(1, min(60_000, round(1000 * timeout)))}  # fmt: skip
+    if candidates is not None:
+        body["candidates"] = list(candidates)
     return Call("POST", _path(stream, "query"), _answered, body)
 
 
@@ -75,9 +98,9 @@ def query_many(questions: Iterable[tuple[str, Any]], top: int) -> Call[list[Answ
     return Call("POST", "/v1/query", _answers, {"queries": asked})
 
 
-def create(stream: str, retention: str | None) -> Call[bool]:
+def create(stream: str, retention: str | None, ttl: float | None) -> Call[bool]:
     """Make a stream."""
-    return Call("PUT", _path(stream), lambda reply: reply["created"], {"retention": retention})
+    return Call("PUT", _path(stream), lambda reply: reply["created"], {"retention": retention, "ttl": ttl})
 
 
 def inspect(stream: str) -> Call[Inspected]:
@@ -96,25 +119,37 @@ def delete(stream: str) -> Call[Deleted]:
     return Call("DELETE", _path(stream), _of(Deleted))
 
 
-def snapshot(stream: str, name: str) -> Call[None]:
+def snapshot(stream: str, name: str, key: str | None = None) -> Call[None]:
     """Keep a copy."""
-    return Call("POST", _path(stream, "snapshot"), lambda reply: None, {"name": name})
+    return Call("POST", _path(stream, "snapshot"), lambda reply: None, {"name": name}, key=_key(key))
 
 
-def restore(stream: str, name: str) -> Call[Appended]:
-    """Go back to a copy. Repeated, it would undo what came in between, so it is not."""
-    return Call("POST", _path(stream, "restore"), _of(Appended), {"name": name}, retry=False)
+def restore(stream: str, name: str, key: str | None = None) -> Call[Appended]:
+    """Go back to a copy. Repeated, it would undo what came in between, were it not for its key."""
+    return Call("POST", _path(stream, "restore"), _of(Appended), {"name": name}, key=_key(key))
 
 
-def rebuild(stream: str, events: Sequence[Any] | None) -> Call[Appended]:
+def rebuild(stream: str, events: Sequence[Any] | None, key: str | None = None) -> Call[Appended]:
     """Fold again."""
     body = {"events": None if events is None else [_event(event) for event in events]}
-    return Call("POST", _path(stream, "rebuild"), _of(Appended), body, retry=False)
+    return Call("POST", _path(stream, "rebuild"), _of(Appended), body, key=_key(key))
 
 
 def export(stream: str) -> Call[bytes]:
     """The stream as a file."""
     return Call("GET", _path(stream, "memory"), lambda reply: reply)
+
+
+def import_archive(stream: str, archive: bytes) -> Call[Appended]:
+    """A stream of a file. Repeated, it finds the same stream."""
+    if not isinstance(archive, bytes):
+        raise InvalidValue("An archive is bytes, as `export` returns them.", path="archive")
+    return Call("PUT", _path(stream, "memory"), _of(Appended), archive)
+
+
+def backup() -> Call[dict[str, Any]]:
+    """Copy the whole store. Repeated, there would be two copies."""
+    return Call("POST", "/v1/admin/backup", lambda reply: reply, retry=False)
 
 
 def verify() -> Call[Verified]:
@@ -156,6 +191,10 @@ def read_reply(call: Call[T], status: int, kind: str, content: bytes) -> T:
 def _path(stream: str, verb: str = "") -> str:
     # names need no quoting, and no name can leave its place in the path
     return f"/v1/streams/{checked_name(stream, 'stream')}" + (f"/{verb}" if verb else "")
+
+
+def _key(given: str | None) -> str:
+    return given if given is not None else secrets.token_urlsafe(16)
 
 
 def _event(event: Any) -> Any:

@@ -12,7 +12,7 @@ from remem.service.errors import ServiceError
 
 _FIRST, _MOST = 0.05, 2.0
 _STATUSES = (429, 503, 504)
-_NOT_BEGUN = ("queue_full", "over_quota", "draining", "not_ready")
+_NOT_BEGUN = ("queue_full", "over_quota", "draining", "not_ready", "in_progress")
 
 
 class Patience:
@@ -24,7 +24,7 @@ class Patience:
     def after_refusal(self, error: ServiceError, retry_after: float) -> float:
         """Seconds to wait after a reply; raises the error where another try is in vain or might do harm."""
         # when asked to come back for these, nothing was begun; `not_caught_up` has waited at the server already
-        if error.status not in _STATUSES or error.code == "not_caught_up":
+        if (error.status not in _STATUSES and error.code != "in_progress") or error.code == "not_caught_up":
             raise error
         return self._wait(error, harmless=error.code in _NOT_BEGUN, retry_after=retry_after)
 

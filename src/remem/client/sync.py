@@ -12,7 +12,7 @@ import httpx
 
 from remem.client import calls
 from remem.client.retries import Patience, base_url, seconds_in, token_from
-from remem.service.errors import NotReady, ServiceError, UnknownStream
+from remem.service.errors import Expired, NotReady, ServiceError, UnknownStream
 from remem.service.results import Answered, Appended, Inspected, Listed, Verified
 from remem.service.store import Deleted
 
@@ -67,39 +67,48 @@ class Client:
         """One stream, whose events are numbered here."""
         return Stream(self, name)
 
-    def append(self, stream: str, events: Sequence[Any], *, seq: int | None = None) -> Appended:
+    def append(
+        self, stream: str, events: Sequence[Any], *, seq: int | None = None, idempotency_key: str | None = None
+    ) -> Appended:
         """Add events, all or none; returns when they are on the server's disk.
 
-        With `seq`, the number of the first, it is repeated until it is known to be stored. Without it the server
-        numbers them, and a lost reply is raised: nobody knows whether they were stored. `stream()` numbers for you.
+        It is repeated until it is known to be stored: with `seq`, the number of the first, or by a key, which is drawn
+        here unless you give one. A stream knows the keys of its last 64 calls for a day; numbers are known for ever,
+        and `stream()` numbers for you.
         """
-        return self._run(calls.append(stream, events, seq))
+        return self._run(calls.append(stream, events, seq, idempotency_key))
 
-    def flush(self, stream: str, *, seq: int | None = None) -> Appended:
+    def flush(self, stream: str, *, seq: int | None = None, idempotency_key: str | None = None) -> Appended:
         """End the segment at hand, and wait until it is in the memory."""
-        return self._run(calls.flush(stream, seq))
+        return self._run(calls.flush(stream, seq, idempotency_key))
 
     def query(
         self,
         stream: str,
         question: Any,
         *,
+        candidates: Sequence[Any] | None = None,
         top: int = 5,
         tail: Literal["include", "exclude"] = "include",
         min_seq: int | None = None,
         timeout: float = 5.0,
     ) -> Answered:
-        """Answer from the memory; `min_seq` waits until all events below it are taken into account."""
-        call = calls.query(stream, question, top=top, tail=tail, min_seq=min_seq, timeout=timeout)
+        """Answer from the memory; `min_seq` waits until all events below it are taken into account.
+
+        A model that chooses among answers needs `candidates`.
+        """
+        call = calls.query(
+            stream, question, candidates=candidates, top=top, tail=tail, min_seq=min_seq, timeout=timeout
+        )
         return self._run(call)
 
     def query_many(self, questions: Iterable[tuple[str, Any]], *, top: int = 5) -> list[Answered | ServiceError]:
         """Answers of up to 256 streams, each given as (stream, question); a refusal stands in its answer's place."""
         return self._run(calls.query_many(questions, top))
 
-    def create(self, stream: str, *, retention: Literal["tail", "all"] | None = None) -> bool:
-        """Make a stream without events; False if it was there."""
-        return self._run(calls.create(stream, retention))
+    def create(self, stream: str, *, retention: Literal["tail", "all"] | None = None, ttl: float | None = None) -> bool:
+        """Make a stream without events, for `ttl` seconds after its last one; False if it was there."""
+        return self._run(calls.create(stream, retention, ttl))
 
     def inspect(self, stream: str) -> Inspected:
         """Where a stream is, how it fares, what it takes; never what it holds."""
@@ -113,21 +122,31 @@ class Client:
         """Remove memory, events and snapshots."""
         return self._run(calls.delete(stream))
 
-    def snapshot(self, stream: str, name: str) -> None:
+    def snapshot(self, stream: str, name: str, *, idempotency_key: str | None = None) -> None:
         """Keep a named copy."""
-        self._run(calls.snapshot(stream, name))
+        self._run(calls.snapshot(stream, name, idempotency_key))
 
-    def restore(self, stream: str, name: str) -> Appended:
+    def restore(self, stream: str, name: str, *, idempotency_key: str | None = None) -> Appended:
         """Put a copy in place of what the stream holds."""
-        return self._run(calls.restore(stream, name))
+        return self._run(calls.restore(stream, name, idempotency_key))
 
-    def rebuild(self, stream: str, events: Sequence[Any] | None = None) -> Appended:
+    def rebuild(
+        self, stream: str, events: Sequence[Any] | None = None, *, idempotency_key: str | None = None
+    ) -> Appended:
         """Fold the stream again, from its retained events or from those given."""
-        return self._run(calls.rebuild(stream, events))
+        return self._run(calls.rebuild(stream, events, idempotency_key))
 
     def export(self, stream: str) -> bytes:
         """The stream as one safetensors file."""
         return self._run(calls.export(stream))
+
+    def import_archive(self, stream: str, archive: bytes) -> Appended:
+        """Make a stream of what `export` returned; one that is there is refused, unless it has the same events."""
+        return self._run(calls.import_archive(stream, archive))
+
+    def backup(self) -> dict[str, Any]:
+        """Have the server copy its store; returns the copy's name and bytes."""
+        return self._run(calls.backup())
 
     def verify(self) -> Verified:
         """Check every checksum of the server's store."""
@@ -147,7 +166,7 @@ class Client:
 
     def _run(self, call: calls.Call[T]) -> T:
         content, patience = call.content(), Patience(self._patience, call.retry)
-        headers = {} if content is None else {"Content-Type": "application/json"}
+        headers = call.headers()
         while True:
             try:
                 reply = self._http.request(call.method, call.path, content=content, headers=headers)
@@ -178,7 +197,7 @@ class Stream:
         """Ask the server where the stream is, and go on from there."""
         try:
             self.next_seq = (self._client.inspect(self.name)).next_seq
-        except UnknownStream:
+        except (Expired, UnknownStream):
             self.next_seq = 0
         return self.next_seq
 
@@ -202,6 +221,7 @@ class Stream:
         self,
         question: Any,
         *,
+        candidates: Sequence[Any] | None = None,
         top: int = 5,
         tail: Literal["include", "exclude"] = "include",
         min_seq: int | None = None,
@@ -209,11 +229,13 @@ class Stream:
     ) -> Answered:
         """Answer from the memory; all that was appended through this object is taken into account."""
         wanted = self.next_seq if min_seq is None and tail == "include" else min_seq
-        return self._client.query(self.name, question, top=top, tail=tail, min_seq=wanted, timeout=timeout)
+        return self._client.query(
+            self.name, question, candidates=candidates, top=top, tail=tail, min_seq=wanted, timeout=timeout
+        )
 
-    def create(self, *, retention: Literal["tail", "all"] | None = None) -> bool:
-        """Make the stream without events; False if it was there."""
-        return self._client.create(self.name, retention=retention)
+    def create(self, *, retention: Literal["tail", "all"] | None = None, ttl: float | None = None) -> bool:
+        """Make the stream without events, for `ttl` seconds after its last one; False if it was there."""
+        return self._client.create(self.name, retention=retention, ttl=ttl)
 
     def inspect(self) -> Inspected:
         """Where the stream is, how it fares, what it takes; never what it holds."""
@@ -240,6 +262,13 @@ class Stream:
     def export(self) -> bytes:
         """The stream as one safetensors file."""
         return self._client.export(self.name)
+
+    def import_archive(self, archive: bytes) -> Appended:
+        """Make the stream of what `export` returned, and go on from there."""
+        with self._lock:
+            done = self._client.import_archive(self.name, archive)
+            self.next_seq = done.next_seq
+            return done
 
     def delete(self) -> Deleted:
         """Remove memory, events and snapshots; a later append begins the stream anew."""

@@ -12,7 +12,9 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
 from remem.server import schemas
+from remem.server.archive_guard import ARCHIVE_TYPE
 from remem.server.body import Form, as_form, parse_json, read_body
+from remem.server.flights import KEY_PARAMETER, key_of
 from remem.server.guard import CALLER, DEADLINE, Hot, require_scope
 from remem.server.service import Service, as_json
 from remem.server.work import Busy
@@ -37,9 +39,13 @@ def scope_of(scope: str) -> Any:
     return Depends(require)
 
 
-def about(scope: str, returns: type[Any], body: type[BaseModel] | None = None) -> dict[str, Any]:
+def about(
+    scope: str, returns: type[Any], body: type[BaseModel] | None = None, *, keyed: bool = False
+) -> dict[str, Any]:
     """What a route needs and how it answers, for the check and for the OpenAPI document alike."""
     extra: dict[str, Any] = {"security": [{"token": [scope]}]}
+    if keyed:
+        extra["parameters"] = [KEY_PARAMETER]
     if body is not None:
         schema = {"$ref": f"#/components/schemas/{body.__name__}"}
         extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
@@ -72,48 +78,43 @@ def add_stream_routes(app: FastAPI, service: Service) -> dict[str, Hot]:
         made = await lanes.run(
             "append",
             request.scope[DEADLINE],
-            lambda: engine.create(stream, retention=asked.retention, tenant=tenant),
+            lambda: engine.create(stream, retention=asked.retention, ttl=asked.ttl, tenant=tenant),
         )
         return JSONResponse({"created": made})
 
-    async def store_events(stream: str, events: list[Any], seq: int | None, tenant: str, deadline: float) -> Appended:
+    async def store_events(request: Request, stream: str, events: list[Any], seq: int | None) -> Appended:
+        deadline = request.scope[DEADLINE]
+        key = key_of(request) if seq is None else None
+        given: dict[str, Any] = {"seq": seq, "idempotency_key": key, "tenant": tenant_of(request)}
         if can_begin and len(events) <= _FEW_EVENTS:  # no thread is held while the disk works
             try:
-                return await lanes.begun(
-                    "append", deadline, lambda: engine.begin_append(stream, events, seq=seq, tenant=tenant)
-                )
+                return await lanes.begun("append", deadline, lambda: engine.begin_append(stream, events, **given))
             except Busy:
                 raise
             except QueueFull:
                 pass  # its turn comes below
         return await lanes.until(
-            "append",
-            deadline,
-            lambda: engine.append(stream, events, seq=seq, tenant=tenant, timeout=0.0),
-            again=QueueFull,
+            "append", deadline, lambda: engine.append(stream, events, **given, timeout=0.0), again=QueueFull
         )
 
-    @app.post("/v1/streams/{stream}/events", **about("append", Appended, schemas.AppendForm))
+    @app.post("/v1/streams/{stream}/events", **about("append", Appended, schemas.AppendForm, keyed=True))
     async def append(request: Request, stream: StreamName) -> Response:
         """Add events, all or none. 200 means that they are on disk; with `seq` the same call may be repeated."""
-        started, tenant = time.perf_counter(), tenant_of(request)
+        started = time.perf_counter()
         asked = await form(request, schemas.AppendForm)
         events = [_event(event) for event in asked.events]
-        done = await store_events(stream, events, asked.seq, tenant, request.scope[DEADLINE])
+        done = await store_events(request, stream, events, asked.seq)
         metrics.accepted.inc(done.accepted)
         metrics.duplicates.inc(done.duplicates)
         metrics.append.observe(time.perf_counter() - started)
         return JSONResponse(vars(done))
 
-    @app.post("/v1/streams/{stream}/flush", **about("append", Appended, schemas.FlushForm))
+    @app.post("/v1/streams/{stream}/flush", **about("append", Appended, schemas.FlushForm, keyed=True))
     async def flush(request: Request, stream: StreamName) -> Response:
         """End the segment at hand, and wait until it is in the memory."""
         asked, tenant, deadline = await form(request, schemas.FlushForm), tenant_of(request), request.scope[DEADLINE]
 
-        def mark() -> Appended:
-            return engine.append(stream, [FLUSH], seq=asked.seq, tenant=tenant, timeout=0.0)
-
-        marked = await lanes.until("append", deadline, mark, again=QueueFull)
+        marked = await store_events(request, stream, [FLUSH], asked.seq)
         seq = marked.next_seq - 1 if asked.seq is None else asked.seq
         done: Appended = await lanes.until(
             "append", deadline, lambda: engine.flush(stream, seq=seq, tenant=tenant, timeout=0.0), again=NotCaughtUp
@@ -124,7 +125,7 @@ def add_stream_routes(app: FastAPI, service: Service) -> dict[str, Hot]:
         if asked.timeout_ms is not None:
             deadline = min(deadline, time.monotonic() + asked.timeout_ms / 1000)
 
-        question = Question(stream, asked.question, asked.top, asked.tail, asked.min_seq, tenant)
+        question = Question(stream, asked.asked(), asked.top, asked.tail, asked.min_seq, tenant)
         return as_json(await service.questions.ask(question, deadline))
 
     @app.post("/v1/streams/{stream}/query", **about("query", Answered, schemas.QueryForm))
@@ -182,31 +183,44 @@ def add_stream_routes(app: FastAPI, service: Service) -> dict[str, Hot]:
         gone = await lanes.run("append", request.scope[DEADLINE], lambda: engine.delete(stream, tenant=tenant))
         return JSONResponse(as_json(gone))
 
-    @app.post("/v1/streams/{stream}/snapshot", **about("append", schemas.SnapshotForm, schemas.SnapshotForm))
+    async def keyed_run(request: Request, stream: str, call: Callable[[str | None], Any]) -> Any:
+        key = key_of(request)
+        with service.flights.of(tenant_of(request), stream, key):
+            return await long_run(request, lambda: call(key))
+
+    named = schemas.SnapshotForm
+
+    @app.post("/v1/streams/{stream}/snapshot", **about("append", named, named, keyed=True))
     async def snapshot(request: Request, stream: StreamName) -> Response:
         """Keep a named copy; an older one of that name is replaced."""
-        asked, tenant = await form(request, schemas.SnapshotForm), tenant_of(request)
-        await long_run(request, lambda: engine.snapshot(stream, asked.name, tenant=tenant))
-        return JSONResponse({"name": asked.name})
+        name, tenant = (await form(request, named)).name, tenant_of(request)
+        await keyed_run(request, stream, lambda key: engine.snapshot(stream, name, idempotency_key=key, tenant=tenant))
+        return JSONResponse({"name": name})
 
-    @app.post("/v1/streams/{stream}/restore", **about("delete", Appended, schemas.SnapshotForm))
+    @app.post("/v1/streams/{stream}/restore", **about("delete", Appended, named, keyed=True))
     async def restore(request: Request, stream: StreamName) -> Response:
         """Put a copy in place of what the stream holds; what came after it is gone."""
-        asked, tenant = await form(request, schemas.SnapshotForm), tenant_of(request)
-        return JSONResponse(as_json(await long_run(request, lambda: engine.restore(stream, asked.name, tenant=tenant))))
+        name, tenant = (await form(request, named)).name, tenant_of(request)
+        done = await keyed_run(
+            request, stream, lambda key: engine.restore(stream, name, idempotency_key=key, tenant=tenant)
+        )
+        return JSONResponse(as_json(done))
 
-    @app.post("/v1/streams/{stream}/rebuild", **about("delete", Appended, schemas.RebuildForm))
+    @app.post("/v1/streams/{stream}/rebuild", **about("delete", Appended, schemas.RebuildForm, keyed=True))
     async def rebuild(request: Request, stream: StreamName) -> Response:
         """Fold the stream again with the model that is loaded, from its retained events or from those given."""
         asked, tenant = await form(request, schemas.RebuildForm), tenant_of(request)
         events = None if asked.events is None else [_event(event) for event in asked.events]
-        return JSONResponse(as_json(await long_run(request, lambda: engine.rebuild(stream, events, tenant=tenant))))
+        done = await keyed_run(
+            request, stream, lambda key: engine.rebuild(stream, events, idempotency_key=key, tenant=tenant)
+        )
+        return JSONResponse(as_json(done))
 
     @app.get(
         "/v1/streams/{stream}/memory",
         dependencies=[scope_of("export")],
         responses={
-            200: {"content": {"application/octet-stream": {}}, "description": "A safetensors file"},
+            200: {"content": {ARCHIVE_TYPE: {}}, "description": "A safetensors file"},
             "4XX": {"description": "Refused", "content": _PROBLEM},
         },
         openapi_extra={"security": [{"token": ["export"]}]},
@@ -216,7 +230,15 @@ def add_stream_routes(app: FastAPI, service: Service) -> dict[str, Hot]:
         """The stream as one safetensors file: memory, counters, and the events that are kept."""
         tenant = tenant_of(request)
         data = await long_run(request, lambda: engine.export(stream, tenant=tenant))
-        return Response(data, media_type="application/octet-stream")
+        return Response(data, media_type=ARCHIVE_TYPE)
+
+    @app.put("/v1/streams/{stream}/memory", **_archive_route())
+    async def import_archive(request: Request, stream: StreamName) -> Response:
+        """Make a stream of an archive; one that is there already is refused, unless it has the same events."""
+        tenant, deadline = tenant_of(request), request.scope[DEADLINE]
+        archive = await read_body(request, engine.limits.archive_bytes, deadline)
+        done = await long_run(request, lambda: engine.import_archive(stream, archive, tenant=tenant))
+        return JSONResponse(as_json(done))
 
     return {
         "events": Hot("/v1/streams/{stream}/events", "append", append),
@@ -248,6 +270,12 @@ def add_other_routes(app: FastAPI, service: Service) -> None:
         deadline = time.monotonic() + settings.admin_deadline
         return JSONResponse(as_json(await lanes.run("admin", deadline, engine.verify)))
 
+    @app.post("/v1/admin/backup", **about("admin", schemas.BackedUp))
+    async def backup(request: Request) -> Response:
+        """Copy the store, as it is in one moment, into the server's folder for copies."""
+        deadline = time.monotonic() + settings.admin_deadline
+        return JSONResponse(await lanes.run("admin", deadline, service.backup))
+
     @app.post("/v1/admin/drain", **about("admin", dict[str, bool]))
     async def drain(request: Request) -> Response:
         """Stop in good order, as SIGTERM does."""
@@ -260,6 +288,14 @@ def add_other_routes(app: FastAPI, service: Service) -> None:
         from remem.server.metrics import CONTENT_TYPE
 
         return Response(service.metrics.exposition(), headers={"content-type": CONTENT_TYPE})
+
+
+def _archive_route() -> dict[str, Any]:
+    """An archive in place of a form."""
+    parts = about("export", Appended)
+    archive = {ARCHIVE_TYPE: {"schema": {"type": "string", "format": "binary"}}}
+    parts["openapi_extra"]["requestBody"] = {"required": True, "content": archive}
+    return parts
 
 
 def _event(given: Any) -> Any:

@@ -11,6 +11,7 @@ from remem.service.limits import LAST_SEQ, NAME
 NAME_PATTERN = f"^{NAME.pattern}$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=256, examples=["user-42"])]
 Seq = Annotated[int, Field(ge=0, le=LAST_SEQ)]
+Candidate = Annotated[str, Field(min_length=1)] | int
 Item = Annotated[str, Field(min_length=1)] | int | Annotated[list[float], Field(min_length=1)]
 
 
@@ -38,10 +39,18 @@ class QueryForm(Form):
     """A question to one memory."""
 
     question: JsonValue
+    candidates: Annotated[list[Candidate], Field(min_length=1, max_length=1000)] | None = None
+    """For a model that chooses among answers."""
     top: Annotated[int, Field(ge=1, le=1000)] = 5
     tail: Literal["include", "exclude"] = "include"
     min_seq: Seq | None = None
     timeout_ms: Annotated[int, Field(ge=1, le=60_000)] | None = None
+
+    def asked(self) -> Any:
+        """The question as the model takes it."""
+        if self.candidates is None:
+            return self.question
+        return {"question": self.question, "candidates": self.candidates}
 
 
 class StreamQuery(QueryForm):
@@ -57,9 +66,10 @@ class ManyQueriesForm(Form):
 
 
 class CreateForm(Form):
-    """How a stream shall keep its events."""
+    """How a stream shall keep its events, and how many seconds it lives after the last of them."""
 
     retention: Literal["tail", "all"] | None = None
+    ttl: Annotated[float, Field(gt=0, le=100 * 366 * 86_400)] | None = None
 
 
 class FlushForm(Form):
@@ -86,6 +96,13 @@ class Created(BaseModel):
     created: bool
 
 
+class BackedUp(BaseModel):
+    """The copy, in the server's folder for them."""
+
+    file: str
+    bytes: int
+
+
 class AnsweredOne(BaseModel):
     """An answer, or the problem that stood against it."""
 
@@ -106,7 +123,7 @@ class ModelInfo(BaseModel):
     fingerprint: str
     numerics: str
     segment_events: int
-    items: Literal["text", "ids", "vectors", "other"]
+    items: Literal["text", "passage", "ids", "clicks", "frames", "vectors", "other"]
 
 
 class Models(BaseModel):

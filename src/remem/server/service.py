@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import secrets
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
+from remem.server.flights import Flights
 from remem.server.metrics import Metrics
 from remem.server.settings import ServerSettings
 from remem.server.tokens import TokenFile
 from remem.server.work import Batcher, Buckets, Lanes
 from remem.service.engine import MemoryEngine
+from remem.service.errors import InvalidValue
 from remem.service.limits import StreamKey
 
 _PROBE = StreamKey("probe", "probe")
@@ -25,7 +30,7 @@ class Service:
     def __init__(self, engine: MemoryEngine, tokens: TokenFile, settings: ServerSettings, metrics: Metrics) -> None:
         self.engine, self.tokens, self.settings, self.metrics = engine, tokens, settings, metrics
         self.lanes, self.buckets = Lanes(settings, metrics), Buckets(settings.tenant_rate)
-        self.questions = Batcher(engine, self.lanes, settings)
+        self.questions, self.flights = Batcher(engine, self.lanes, settings), Flights()
         self.draining = False
         self.stop: Callable[[], None] = lambda: None
         """Begins an orderly stop; the one who runs the server puts it in."""
@@ -51,6 +56,15 @@ class Service:
         network = self.engine.network
         kind = getattr(getattr(network, "codec", None), "kind", None)
         return kind or ("vectors" if hasattr(network, "item_dim") else "other")
+
+    def backup(self) -> dict[str, Any]:
+        """A copy of the store in the folder for them; no caller chooses its name."""
+        store = getattr(self.engine.store, "path", None)
+        if store is None:
+            raise InvalidValue("The server's store is no file; back it up by its own means.", path="store")
+        now = datetime.now(UTC)
+        name = f"{store.stem}-{now:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}{store.suffix}"
+        return {"file": name, "bytes": self.engine.backup(Path(self.settings.backups or store.parent) / name)}
 
     def close(self) -> None:
         """Finish what was accepted, fold what can be folded in the time left, close the store."""

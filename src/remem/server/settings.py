@@ -33,6 +33,8 @@ class ServerSettings:
     """Most open connections."""
     queue: int = 2000
     """Most requests that wait for a worker; one more is refused at once."""
+    backups: str = ""
+    """Folder for copies of the store; by default the one that the store is in."""
     tenant_rate: float = 0.0
     """Requests a second of one tenant, in bursts of as many; 0 sets no limit."""
     drain_window: float = 0.0

@@ -40,6 +40,8 @@ def inspected(store: Store, network: Network, key: StreamKey, stored: Stored) ->
         snapshots=store.snapshots(key),
         memory=network.describe(verified_memory(row, stored.memory)) if ours else {},
         purge_pending=store.purge_pending(),
+        ttl=row.ttl or None,
+        expires=row.expires if row.ttl else None,
     )
 
 
@@ -58,6 +60,7 @@ def restored(archive: bytes, row: Row) -> Replacement:
         digests=found.digests,
         payloads=found.payloads,
         next_seq=about["next_seq"],
+        numerics_changes=found.numerics_changes,
     )
 
 

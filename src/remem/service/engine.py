@@ -10,45 +10,36 @@ Every method may be called from many threads at once.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from remem.service import ledger
-from remem.service.admin import inspected, rebuilt, restored, verified
-from remem.service.archive import write_archive
 from remem.service.asking import Question, answers
-from remem.service.consolidate import Consolidator
-from remem.service.errors import (
-    Draining,
-    InvalidValue,
-    NotCaughtUp,
-    NumericsMismatch,
-    OverQuota,
-    QueueFull,
-    StreamExists,
-    UnknownSnapshot,
-    UnknownStream,
-)
+from remem.service.errors import InvalidValue, NotCaughtUp, QueueFull, StreamExists
 from remem.service.events import FLUSH, ends_segment
-from remem.service.inputs import checked_event, checked_events, checked_seq
-from remem.service.limits import Limits, StreamKey, checked_name, stream_key
+from remem.service.expiry import SWEEP_SECONDS, checked_ttl
+from remem.service.inputs import checked_events, checked_seq
+from remem.service.keys import keyed_call
+from remem.service.limits import DEFAULT_TENANT, Limits, stream_key
 from remem.service.network import Network
-from remem.service.records import Retention, Row, verified_events, verified_memory
-from remem.service.results import Answered, Appended, Inspected, Listed, Verified
-from remem.service.store import Change, Deleted, Durability, Plan, Store, Stored
+from remem.service.reading import Clock
+from remem.service.records import Retention, Row
+from remem.service.results import Answered, Appended
+from remem.service.store import Change, Durability, Store
+from remem.service.upkeep import StreamKeeper
 
 if TYPE_CHECKING:
     from remem.bundle import Bundle
 
-DEFAULT_TENANT = "default"
+__all__ = ["DEFAULT_TENANT", "MemoryEngine"]
 
 
-class MemoryEngine:
-    """The verbs of the service on one store and one model."""
+class MemoryEngine(StreamKeeper):
+    """The verbs of the service on one store and one model; those on whole streams are in `StreamKeeper`."""
 
     def __init__(
         self,
@@ -57,19 +48,19 @@ class MemoryEngine:
         *,
         limits: Limits | None = None,
         retention: Retention = "tail",
+        ttl: float | None = None,
         strict_numerics: bool = False,
         read_only: bool = False,
+        sweep_seconds: float = SWEEP_SECONDS,
+        clock: Clock = time.time,
     ) -> None:
-        self.store, self.network, self.limits = store, network, limits or Limits()
-        self.read_only, self._strict = read_only, strict_numerics
-        self._birth = ledger.Birth(network.fingerprint, network.numerics, network.initial_memory(), retention)
-        self._moved = threading.Condition()
-        self._closed = False
-        self._consolidator: Consolidator | None = None
-        if not read_only and network.fingerprint:
-            self._consolidator = Consolidator(store, network, self._tell)
-            for key in store.pending():
-                self._consolidator.schedule(key)
+        self._birth = ledger.Birth(
+            network.fingerprint, network.numerics, network.initial_memory(), retention, checked_ttl(ttl)
+        )
+        super().__init__(
+            store, network, limits=limits or Limits(), strict_numerics=strict_numerics, read_only=read_only,
+            sweep_seconds=sweep_seconds, clock=clock,
+        )  # fmt: skip
 
     @classmethod
     def open(
@@ -81,7 +72,10 @@ class MemoryEngine:
         read_only: bool = False,
         limits: Limits | None = None,
         retention: Retention = "tail",
+        ttl: float | None = None,
         strict_numerics: bool = False,
+        sweep_seconds: float = SWEEP_SECONDS,
+        clock: Clock = time.time,
     ) -> MemoryEngine:
         """Open a store with a model, test that the model's bits can be relied on, and take up unfinished work.
 
@@ -91,7 +85,10 @@ class MemoryEngine:
             durability: `fsync` survives a power cut, `os` the end of the process alone.
             read_only: leave the store to its writer; `query`, `inspect`, `list`, `export` and `verify` work.
             retention: what new streams keep: `tail`, or `all` events, which makes them rebuildable.
+            ttl: how many seconds new streams live after their last append; None for ever.
             strict_numerics: refuse to go on with memories that were computed with other numerics.
+            sweep_seconds: how often streams whose time is up are taken out of the store's files.
+            clock: what tells the time, in seconds since 1970.
         """
         from remem.service.opening import open_network, open_store
 
@@ -100,8 +97,8 @@ class MemoryEngine:
         opened = open_store(store, durability=durability, read_only=read_only)
         try:
             return cls(
-                opened, network, limits=limits, retention=retention, strict_numerics=strict_numerics,
-                read_only=read_only,
+                opened, network, limits=limits, retention=retention, ttl=ttl, strict_numerics=strict_numerics,
+                read_only=read_only, sweep_seconds=sweep_seconds, clock=clock,
             )  # fmt: skip
         except BaseException:
             opened.close()
@@ -113,23 +110,36 @@ class MemoryEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def create(self, stream: str, *, retention: Retention | None = None, tenant: str = DEFAULT_TENANT) -> bool:
-        """Make a stream without events; False if it was there. `append` makes streams by itself, with the defaults."""
+    def create(
+        self,
+        stream: str,
+        *,
+        retention: Retention | None = None,
+        ttl: float | None = None,
+        tenant: str = DEFAULT_TENANT,
+    ) -> bool:
+        """Make a stream without events; False if it was there. `append` makes streams by itself, with the defaults.
+
+        With a `ttl` the stream is as if deleted once so many seconds have passed since its last append.
+        """
         key = stream_key(stream, tenant)
         if retention not in (None, "tail", "all"):
             raise InvalidValue(f"{retention!r} is no retention; expected 'tail' or 'all'.", path="retention")
         if not self.network.fingerprint:
             raise InvalidValue("The store was opened without a model; give one to make streams.", path="model")
-        wanted = retention or self._birth.retention
-        birth = ledger.Birth(self.network.fingerprint, self.network.numerics, self._birth.memory, wanted)
-        made = False
+        seconds = checked_ttl(ttl)
+        birth = replace(self._birth, retention=retention or self._birth.retention, ttl=seconds or self._birth.ttl)
+        made, now = False, self._clock()
 
         def plan(row: Row | None) -> Change | None:
             nonlocal made
-            made = row is None
-            if row is not None and retention is not None and row.retention != retention:
-                raise StreamExists(f"Stream {key} exists with the retention {row.retention!r}, not {retention!r}.")
-            return ledger.creating(key, birth, time.time())(row)
+            there = ledger.living(row, now)
+            made = there is None
+            if there is not None and retention is not None and there.retention != retention:
+                raise StreamExists(f"Stream {key} exists with the retention {there.retention!r}, not {retention!r}.")
+            if there is not None and seconds and there.ttl != seconds:
+                raise StreamExists(f"Stream {key} exists with a ttl of {there.ttl:g} s, not {seconds:g} s.")
+            return ledger.creating(key, birth, now)(row)
 
         self._update(key, plan)
         return made
@@ -140,15 +150,17 @@ class MemoryEngine:
         events: Sequence[Any],
         *,
         seq: int | None = None,
+        idempotency_key: str | None = None,
         tenant: str = DEFAULT_TENANT,
         timeout: float = 5.0,
     ) -> Appended:
         """Add events, all or none; returns when they are durable.
 
         `seq` is the number of the first. With it, sending the same events again changes nothing, so that a lost reply
-        is answered by a retry. Without it they get the next numbers, and a retry would double them.
+        is answered by a retry. Without it they get the next numbers, and a retry would double them, unless the call has
+        a key: a stream knows the keys of its last 64 calls for a day.
         """
-        plan = self._appending(stream, events, seq, tenant)
+        plan = self._appending(stream, events, seq, idempotency_key, tenant)
         deadline = time.monotonic() + timeout
         while True:
             try:
@@ -158,13 +170,19 @@ class MemoryEngine:
                     raise
 
     def begin_append(
-        self, stream: str, events: Sequence[Any], *, seq: int | None = None, tenant: str = DEFAULT_TENANT
+        self,
+        stream: str,
+        events: Sequence[Any],
+        *,
+        seq: int | None = None,
+        idempotency_key: str | None = None,
+        tenant: str = DEFAULT_TENANT,
     ) -> Future[Appended]:
         """As `append`, for a caller that must not wait: the result comes when the events are durable.
 
         A full tail is refused at once. Only on a store with `submit`, such as a SQLite file.
         """
-        plan = self._appending(stream, events, seq, tenant)
+        plan = self._appending(stream, events, seq, idempotency_key, tenant)
         begun: Future[Appended] = Future()
         begun.set_running_or_notify_cancel()  # who stops waiting can't stop the append
 
@@ -178,11 +196,15 @@ class MemoryEngine:
         submit(plan.key, lambda row: plan(row.verified(plan.key) if row else None)).add_done_callback(finish)
         return begun
 
-    def _appending(self, stream: str, events: Sequence[Any], seq: int | None, tenant: str) -> ledger.Appending:
+    def _appending(
+        self, stream: str, events: Sequence[Any], seq: int | None, idempotency_key: str | None, tenant: str
+    ) -> ledger.Appending:
         key = stream_key(stream, tenant)
         payloads = checked_events(self.network, self.limits, events)
         first = checked_seq(seq, "seq", room=len(payloads))
-        return ledger.Appending(key, self._birth, payloads, first, self.limits.tail_events, time.time())
+        # a number says more than a key does
+        call = keyed_call(idempotency_key, "append", *payloads) if first is None else None
+        return ledger.Appending(key, self._birth, payloads, first, self.limits.tail_events, self._clock(), call)
 
     def _appended(self, plan: ledger.Appending, row: Row | None) -> Appended:
         assert row is not None
@@ -191,16 +213,23 @@ class MemoryEngine:
         if whole and row.tail_events and self._consolidator is not None:
             self._consolidator.schedule(plan.key)
         self._tell()
+        before = plan.recalled
         return Appended(
-            accepted=len(plan.payloads) - plan.duplicates,
+            accepted=len(plan.payloads) - plan.duplicates if before is None else before.accepted,
             duplicates=plan.duplicates,
-            next_seq=row.next_seq,
+            next_seq=row.next_seq if before is None else before.next_seq,
             consolidated_seq=row.consolidated_seq,
             memory_version=row.version,
         )
 
     def flush(
-        self, stream: str, *, seq: int | None = None, tenant: str = DEFAULT_TENANT, timeout: float = 5.0
+        self,
+        stream: str,
+        *,
+        seq: int | None = None,
+        idempotency_key: str | None = None,
+        tenant: str = DEFAULT_TENANT,
+        timeout: float = 5.0,
     ) -> Appended:
         """Close the segment at hand, however short, and wait until it is in the memory.
 
@@ -208,7 +237,7 @@ class MemoryEngine:
         """
         key = stream_key(stream, tenant)
         deadline = time.monotonic() + timeout
-        done = self.append(stream, [FLUSH], seq=seq, tenant=tenant, timeout=timeout)
+        done = self.append(stream, [FLUSH], seq=seq, idempotency_key=idempotency_key, tenant=tenant, timeout=timeout)
         # sent again, the mark may stand before events that are no whole segment yet
         mark = done.next_seq if seq is None else seq + 1
         stored = self._read_when(key, lambda row: row.consolidated_seq >= mark, deadline)
@@ -251,77 +280,6 @@ class MemoryEngine:
         """
         return answers(questions, lambda key: self._opened(key, self._read(key)), self.network, self.limits)
 
-    def inspect(self, stream: str, *, tenant: str = DEFAULT_TENANT) -> Inspected:
-        """Where a stream is, how it fares, what it takes; never what it holds."""
-        key = stream_key(stream, tenant)
-        stored = self._read(key)
-        return inspected(self.store, self.network, key, stored)
-
-    def list(
-        self, *, prefix: str = "", cursor: str | None = None, limit: int = 100, tenant: str = DEFAULT_TENANT
-    ) -> Listed:
-        """Names of a tenant's streams, in order, a page at a time."""
-        checked_name(tenant, "tenant")
-        if prefix:
-            checked_name(prefix, "prefix")
-        if cursor:
-            checked_name(cursor, "cursor")
-        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= self.limits.list_page:
-            raise InvalidValue(f"limit is {limit!r}; expected 1 to {self.limits.list_page}.", path="limit")
-        names = self.store.page(tenant, prefix, cursor or "", limit + 1)
-        return Listed(streams=names[:limit], cursor=names[limit - 1] if len(names) > limit else None)
-
-    def delete(self, stream: str, *, tenant: str = DEFAULT_TENANT) -> Deleted:
-        """Remove memory, events and snapshots from the store's files; also answers when there was nothing."""
-        key = stream_key(stream, tenant)
-        deleted = self._writable().delete(key)
-        self._tell()
-        return deleted
-
-    def snapshot(self, stream: str, name: str, *, tenant: str = DEFAULT_TENANT) -> None:
-        """Keep a named copy of the stream as it is now; an older one of that name is replaced."""
-        key, name = stream_key(stream, tenant), checked_name(name, "snapshot")
-        archive = self.export(stream, tenant=tenant)
-        if not self._writable().put_snapshot(key, name, archive, self.limits.snapshots):
-            self._read(key)
-            raise OverQuota(f"Stream {key} has {self.limits.snapshots} snapshots, which is the most it may have.")
-
-    def restore(self, stream: str, name: str, *, tenant: str = DEFAULT_TENANT) -> Appended:
-        """Put a snapshot in place of what the stream holds; the writer goes on from the `next_seq` returned."""
-        key, name = stream_key(stream, tenant), checked_name(name, "snapshot")
-        start = self._read(key).row
-        if (archive := self.store.get_snapshot(key, name)) is None:
-            raise UnknownSnapshot(f"Stream {key} has no snapshot {name!r}.")
-        return self._swapped(key, ledger.replacing(start, restored(archive, start), time.time()))
-
-    def rebuild(self, stream: str, events: Iterable[Any] | None = None, *, tenant: str = DEFAULT_TENANT) -> Appended:
-        """Fold a stream again with this engine's model, from the events it retained, or from those given.
-
-        Those given are the stream from now on, from number 0. The old memory serves until the new one takes its place;
-        if events came in meanwhile, nothing is changed and `StreamChanged` is raised.
-        """
-        key = stream_key(stream, tenant)
-        stored = self._read(key, log=True)
-        given = (
-            None
-            if events is None
-            else [checked_event(self.network, self.limits, event, i) for i, event in enumerate(events)]
-        )
-        return self._swapped(key, ledger.replacing(stored.row, rebuilt(stored, given, self.network), time.time()))
-
-    def export(self, stream: str, *, tenant: str = DEFAULT_TENANT) -> bytes:
-        """The stream as one safetensors file: memory, counters, and the events that are kept."""
-        key = stream_key(stream, tenant)
-        stored = self._read(key, log=True)
-        row = stored.row.verified(key)
-        payloads = verified_events(row, stored.events, row.next_seq - len(stored.events))
-        return write_archive(row, verified_memory(row, stored.memory), payloads)
-
-    def verify(self, stream: str | None = None, *, tenant: str = DEFAULT_TENANT) -> Verified:
-        """Check every checksum of one stream or of the whole store, and fold retained events again."""
-        keys = self.store.keys() if stream is None else iter([self._read(stream_key(stream, tenant)).row.key])
-        return verified(self.store, self.network, keys)
-
     def settle(self, timeout: float | None = 30.0) -> bool:
         """Wait until every whole segment is consolidated; False if that takes longer."""
         return self._consolidator is None or self._consolidator.settle(timeout)
@@ -335,77 +293,8 @@ class MemoryEngine:
         """Stop consolidating and close the store; acknowledged events are safe, and their folding goes on next time."""
         self._closed = True
         self._tell()
+        if self._sweeper is not None:
+            self._sweeper.close()
         if self._consolidator is not None:
             self._consolidator.close()
         self.store.close()
-
-    def _swapped(self, key: StreamKey, plan: Plan) -> Appended:
-        row = self._writable().update(key, plan)
-        assert row is not None
-        if self._consolidator is not None:
-            self._consolidator.schedule(key)
-        self._tell()
-        return Appended(
-            accepted=0,
-            duplicates=0,
-            next_seq=row.next_seq,
-            consolidated_seq=row.consolidated_seq,
-            memory_version=row.version,
-        )
-
-    def _update(self, key: StreamKey, plan: Plan) -> Row | None:
-        return self._writable().update(key, lambda row: plan(row.verified(key) if row else None))
-
-    def _writable(self) -> Store:
-        if self._closed:
-            raise Draining("The engine is closed.")
-        if self.read_only:
-            raise InvalidValue("The store was opened read-only; open it without read_only to change it.")
-        return self.store
-
-    def _read(self, key: StreamKey, *, log: bool = False) -> Stored:
-        if self._closed:
-            raise Draining("The engine is closed.")
-        stored = self.store.read(key, log=log)
-        if stored is None:
-            raise UnknownStream(f"There is no stream {key.stream!r}; an append creates it.", stream=key.stream)
-        return stored
-
-    def _opened(self, key: StreamKey, stored: Stored) -> tuple[Row, bytes, Sequence[bytes]]:
-        row = stored.row.verified(key)
-        ledger.require_model(row, self.network.fingerprint)
-        if self._strict and row.numerics != self.network.numerics:
-            raise NumericsMismatch(
-                f"The memory of stream {key} was computed with {row.numerics}, not {self.network.numerics}."
-            )
-        return row, verified_memory(row, stored.memory), verified_events(row, stored.events, row.consolidated_seq)
-
-    def _read_when(self, key: StreamKey, reached: Any, deadline: float) -> Stored:
-        """Read a stream once it is as far as wanted."""
-        while True:
-            stored = self._read(key)
-            if reached(stored.row):
-                return stored
-            if stored.row.fingerprint != self.network.fingerprint:
-                ledger.require_model(stored.row, self.network.fingerprint)
-            if not self._wait(deadline):
-                raise NotCaughtUp(
-                    f"Stream {key} has {stored.row.next_seq} events, {stored.row.consolidated_seq} of them "
-                    "consolidated; that is less than was asked for.",
-                    as_of_seq=stored.row.next_seq,
-                    consolidated_seq=stored.row.consolidated_seq,
-                )
-
-    def _wait(self, deadline: float) -> bool:
-        """Wait a little for any stream to move; False once the time is up."""
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return False
-        with self._moved:
-            # another process may be the writer, so nobody relies on being told
-            self._moved.wait(min(left, 0.05))
-        return True
-
-    def _tell(self) -> None:
-        with self._moved:
-            self._moved.notify_all()

@@ -32,6 +32,7 @@ CODES: dict[str, Code] = {
     "stream_exists": Code(409, "The stream exists with other settings"),
     "stream_changed": Code(409, "The stream changed meanwhile", retry=True),
     "stream_degraded": Code(409, "The stream holds events that the model can't consolidate"),
+    "in_progress": Code(409, "The same call is under way", retry=True),
     "stale_epoch": Code(409, "Another process has taken over the store"),
     "log_not_retained": Code(409, "The events are no longer kept"),
     "incompatible_format": Code(409, "The data has a format this release does not read"),
@@ -40,6 +41,7 @@ CODES: dict[str, Code] = {
     "too_large": Code(413, "The request is too large"),
     "unsupported_type": Code(415, "The content type is not supported"),
     "schema": Code(422, "The body does not have the expected form"),
+    "key_reused": Code(422, "The key belongs to another call"),
     "over_quota": Code(429, "A quota is used up", retry=True),
     "queue_full": Code(429, "Too much is waiting already", retry=True),
     "internal": Code(500, "An error of the service itself"),
@@ -103,6 +105,12 @@ class UnknownStream(ServiceError, BadInput):
     code = "unknown_stream"
 
 
+class Expired(ServiceError, BadInput):
+    """The stream's time is up; until it is purged this is said instead of `unknown_stream`."""
+
+    code = "expired"
+
+
 class UnknownSnapshot(ServiceError, BadInput):
     """No snapshot of this name."""
 
@@ -143,6 +151,18 @@ class StreamChanged(ServiceError):
     """A rebuild or a restore was overtaken, and has changed nothing."""
 
     code = "stream_changed"
+
+
+class KeyReused(ServiceError, BadInput):
+    """Another call on this stream had this key."""
+
+    code = "key_reused"
+
+
+class InProgress(ServiceError):
+    """The first of two calls with the same key has not ended."""
+
+    code = "in_progress"
 
 
 class StreamDegraded(ServiceError):

@@ -47,6 +47,9 @@ def checked_event(network: Network, limits: Limits, event: Any, number: int) -> 
 
 def checked_question(network: Network, limits: Limits, question: Any) -> Any:
     """A question that the model can be asked."""
+    if isinstance(question, dict) and isinstance(candidates := question.get("candidates"), list):
+        for number, candidate in enumerate([question.get("question"), *candidates]):
+            _checked(lambda given: given, candidate, limits, f"candidates[{number - 1}]" if number else "query")
     return _checked(network.checked_question, question, limits, "query")
 
 

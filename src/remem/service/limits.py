@@ -11,6 +11,7 @@ from remem.service.errors import InvalidValue
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@~-]{0,255}")
 # sequence numbers stay exact in every JSON reader, and in Redis
 LAST_SEQ = 2**53 - 1
+DEFAULT_TENANT = "default"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,8 @@ class Limits:
     """Most snapshots of one stream."""
     list_page: int = 1000
     """Most streams of one page."""
+    archive_bytes: int = 16 * 2**20
+    """Largest archive that is imported."""
 
 
 class StreamKey(NamedTuple):

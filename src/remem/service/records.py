@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
@@ -13,6 +14,9 @@ from remem.service.events import DIGEST_BYTES, open_event
 from remem.service.limits import StreamKey
 
 FORMAT_VERSION = 1
+"""Of memories and archives. It is part of every model's fingerprint: to change it is to make all memories foreign."""
+STORE_VERSION = 2
+"""Of stores. Format 1 had neither a time to live nor keys of calls."""
 WINDOW = 64
 """How many events back a repeated number with other content is recognised as a conflict."""
 Retention = Literal["tail", "all"]
@@ -48,6 +52,10 @@ class Row:
     updated: float
     error: str
     """Why the tail can't be consolidated; empty while all is well."""
+    ttl: float = 0.0
+    """Seconds after the last append that the stream lives; 0 for ever."""
+    keyed: bytes = b""
+    """The last calls that came with a key of their own, as `remem.service.keys` has them."""
     check: str = ""
 
     @property
@@ -65,6 +73,11 @@ class Row:
         """What a consolidation starts from; it counts only if the row is still there."""
         return self.birth, self.generation, self.version, self.consolidated_seq
 
+    @property
+    def expires(self) -> float:
+        """The moment from which on the stream is as if deleted."""
+        return self.updated + self.ttl if self.ttl else math.inf
+
     def sealed(self) -> Row:
         """With its own check."""
         return replace(self, check=self._digest())
@@ -76,7 +89,10 @@ class Row:
         return self
 
     def _digest(self) -> str:
-        values = vars(self) | {"digests": self.digests.hex(), "check": None}
+        values = vars(self) | {"digests": self.digests.hex(), "keyed": self.keyed.hex(), "check": None}
+        for name in ("ttl", "keyed"):  # what format 1 did not have leaves its checks as they were
+            if not values[name]:
+                del values[name]
         return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 

@@ -59,6 +59,10 @@ class Inspected:
     memory: dict[str, Any]
     """The model's figures about it, such as slot norms; empty where another model wrote it."""
     purge_pending: bool
+    ttl: float | None = None
+    """Seconds after its last append that the stream lives; None for ever."""
+    expires: float | None = None
+    """When that is, in seconds since 1970."""
 
 
 @dataclass(frozen=True, kw_only=True)

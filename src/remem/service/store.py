@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from remem.service.errors import ServiceError
 from remem.service.limits import StreamKey
 from remem.service.records import Row
 
@@ -30,6 +31,8 @@ class Change:
     """Drop the events that are there before adding."""
     keep_from: int = 0
     """Then drop those with smaller numbers."""
+    anew: bool = False
+    """Drop all that is there first, snapshots as well: the stream before was another one."""
 
 
 Plan = Callable[[Row | None], Change | None]
@@ -52,6 +55,14 @@ class Deleted:
 
     existed: bool
     purge: Literal["done", "pending"]
+
+
+def is_doomed(row: Row, doomed: Callable[[Row], bool]) -> bool:
+    """What `discard` asks; a row that is refused stays."""
+    try:
+        return doomed(row)
+    except ServiceError:
+        return False
 
 
 class Store(Protocol):
@@ -81,8 +92,19 @@ class Store(Protocol):
         """Remove everything of a stream, from the files as well."""
         ...
 
-    def page(self, tenant: str, prefix: str, after: str, limit: int) -> list[str]:
-        """Names of streams in order, of those that begin with `prefix` and come after `after`."""
+    def expired(self, now: float, most: int) -> list[StreamKey]:
+        """Streams whose time is up, those first whose time was up first."""
+        ...
+
+    def discard(self, keys: Sequence[StreamKey], doomed: Callable[[Row], bool]) -> list[Row]:
+        """Remove each of these streams if its row, as it is in that moment, is doomed; from the files as well.
+
+        A row that can't be read, or that `doomed` refuses with a `ServiceError`, stays. Returns the rows removed.
+        """
+        ...
+
+    def page(self, tenant: str, prefix: str, after: str, limit: int, now: float) -> list[str]:
+        """Names of living streams in order, of those that begin with `prefix` and come after `after`."""
         ...
 
     def keys(self) -> Iterator[StreamKey]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from remem.service.errors import StaleEpoch
 from remem.service.limits import StreamKey
 from remem.service.records import Row
-from remem.service.store import Change, Deleted, Plan, Stored
+from remem.service.store import Change, Deleted, Plan, Stored, is_doomed
 
 
 @dataclass
@@ -74,10 +74,28 @@ class MemoryStore:
             self._require_epoch()
             return Deleted(self._backing.streams.pop(key, None) is not None, "done")
 
-    def page(self, tenant: str, prefix: str, after: str, limit: int) -> list[str]:
+    def expired(self, now: float, most: int) -> list[StreamKey]:
+        """Streams whose time is up."""
+        with self._backing.lock:
+            found = [(stream.row.expires, key) for key, stream in self._backing.streams.items()]
+        return [key for expires, key in sorted(found) if expires <= now][:most]
+
+    def discard(self, keys: Sequence[StreamKey], doomed: Callable[[Row], bool]) -> list[Row]:
+        """Forget the doomed."""
+        with self._backing.lock:
+            self._require_epoch()
+            gone = []
+            for key in keys:
+                stream = self._backing.streams.get(key)
+                if stream is not None and is_doomed(stream.row, doomed):
+                    gone.append(self._backing.streams.pop(key).row)
+            return gone
+
+    def page(self, tenant: str, prefix: str, after: str, limit: int, now: float) -> list[str]:
         """A page of names."""
         with self._backing.lock:
-            names = sorted(key.stream for key in self._backing.streams if key.tenant == tenant)
+            streams = self._backing.streams.items()
+            names = sorted(key.stream for key, stream in streams if key.tenant == tenant and stream.row.expires > now)
             return [name for name in names if name.startswith(prefix) and name > after][:limit]
 
     def keys(self) -> Iterator[StreamKey]:
@@ -117,7 +135,7 @@ class MemoryStore:
         with self._backing.lock:
             if (stream := self._backing.streams.get(key)) is None:
                 return 0
-            kept = [stream.memory, stream.row.digests, *stream.events, *stream.snapshots.values()]
+            kept = [stream.memory, stream.row.digests, stream.row.keyed, *stream.events, *stream.snapshots.values()]
             return sum(map(len, kept))
 
     def purge_pending(self) -> bool:
@@ -137,7 +155,7 @@ class MemoryStore:
 
 
 def _applied(stream: _Stream | None, change: Change) -> _Stream:
-    old = stream or _Stream(change.row, b"")
+    old = stream if stream and not change.anew else _Stream(change.row, b"")
     events = [*([] if change.drop_all else old.events), *change.events]
     first = change.row.next_seq - len(events)
     memory = old.memory if change.memory is None else change.memory

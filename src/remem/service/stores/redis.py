@@ -20,8 +20,8 @@ from redis.retry import Retry
 
 from remem.service.errors import IncompatibleFormat, MemoryDamaged, StaleEpoch, StoreUnavailable
 from remem.service.limits import StreamKey
-from remem.service.records import FORMAT_VERSION, Row, row_of
-from remem.service.store import Change, Deleted, Durability, Plan, Stored
+from remem.service.records import STORE_VERSION, Row, row_of
+from remem.service.store import Change, Deleted, Durability, Plan, Stored, is_doomed
 from remem.service.stores.redis_scripts import DELETE, READ, SNAPSHOT, STALE, WRITE
 
 # what a reply after fsync rests on; the last would leave out the sync while the file is rewritten
@@ -33,6 +33,8 @@ _NEEDED = {
 }
 _NEEDED_BY_OS = {"appendonly": "yes", "maxmemory-policy": "noeviction"}
 _PURGE_SECONDS = 5.0
+_READABLE = (b"1", str(STORE_VERSION).encode())
+_SINCE_FORMAT_1 = {"ttl": 0.0, "keyed": ""}
 
 
 class RedisStore:
@@ -94,19 +96,43 @@ class RedisStore:
 
     def delete(self, key: StreamKey) -> Deleted:
         """Remove the stream, and have the append-only file rewritten without it."""
-        stream = self._stream(key)
-        keys = [self._at("epoch"), stream, stream + "/events", stream + "/snapshots", *self._names(key)]
-        existed = self._safely(self._delete, keys=keys, args=[self._epoch, key.stream, str(key)])
-        if existed:
-            self._purge_wanted = True
-        return Deleted(bool(existed), "pending" if self.purge_pending() else "done")
+        existed = self._deleted(key)
+        return Deleted(existed, "pending" if self.purge_pending() else "done")
 
-    def page(self, tenant: str, prefix: str, after: str, limit: int) -> list[str]:
-        """A page of the sorted names."""
+    def expired(self, now: float, most: int) -> list[StreamKey]:
+        """By the sorted set of when."""
+        names = self._safely(self._redis.zrangebyscore, self._at("expiring"), "-inf", repr(now), start=0, num=most)
+        return [_key(name) for name in names]
+
+    def discard(self, keys: Sequence[StreamKey], doomed: Callable[[Row], bool]) -> list[Row]:
+        """One after the other, each only as long as its row is the one that was looked at; then one rewrite."""
+        gone = []
+        for key in keys:
+            try:
+                found = self._safely(self._redis.hget, self._stream(key), "row")
+                row = _row(found) if found else None
+            except MemoryDamaged:
+                continue
+            if row is not None and is_doomed(row, doomed) and self._deleted(key, row.check):
+                gone.append(row)
+        if gone:
+            self.purge_pending()
+        return gone
+
+    def page(self, tenant: str, prefix: str, after: str, limit: int, now: float) -> list[str]:
+        """A page of the sorted names, without those whose time is up."""
         low = f"({after}" if after >= prefix and after else f"[{prefix}"
         high = f"({prefix}\x7f"
-        names = self._safely(self._redis.zrangebylex, self._at(f"names/{tenant}"), low, high, start=0, num=limit)
-        return [name.decode() for name in names]
+        living: list[str] = []
+        while True:
+            found = self._safely(self._redis.zrangebylex, self._at(f"names/{tenant}"), low, high, start=0, num=limit)
+            names = [name.decode() for name in found]
+            whole = [f"{tenant}/{name}" for name in names]
+            ends = self._safely(self._redis.zmscore, self._at("expiring"), whole) if names else []
+            living += [name for name, end in zip(names, ends, strict=True) if end is None or end > now]
+            if len(living) >= limit or len(names) < limit:
+                return living[:limit]
+            low = f"({names[-1]}"
 
     def keys(self) -> Iterator[StreamKey]:
         """All streams, a thousand at a time."""
@@ -144,7 +170,7 @@ class RedisStore:
         if stored is None:
             return 0
         copies = self._safely(self._redis.hvals, self._stream(key) + "/snapshots")
-        return sum(map(len, [stored.memory, stored.row.digests, *stored.events, *copies]))
+        return sum(map(len, [stored.memory, stored.row.digests, stored.row.keyed, *stored.events, *copies]))
 
     def purge_pending(self) -> bool:
         """Whether the append-only file may still hold deleted streams; rewrites it if so."""
@@ -170,19 +196,20 @@ class RedisStore:
         if wrong := {name: value for name, value in found.items() if value != needed[name]}:
             told = ", ".join(f"{name} is {value!r} and must be {needed[name]!r}" for name, value in wrong.items())
             raise StoreUnavailable(f"This Redis server could lose acknowledged events: {told}. Change its settings.")
+        version = self._safely(self._redis.get, self._at("format"))
+        if version not in (None, *_READABLE):
+            raise IncompatibleFormat(
+                f"The store {self._prefix!r} has the format {version!r}; this release reads {STORE_VERSION}."
+            )
         if self._read_only:
             return
-        self._safely(self._redis.set, self._at("format"), FORMAT_VERSION, nx=True)
-        version = self._safely(self._redis.get, self._at("format"))
-        if version != str(FORMAT_VERSION).encode():
-            raise IncompatibleFormat(
-                f"The store {self._prefix!r} has the format {version!r}; this release reads {FORMAT_VERSION}."
-            )
+        # rows of format 1 are read as they are; from now on there may be others, which an older release must not touch
+        self._safely(self._redis.set, self._at("format"), STORE_VERSION)
         self._epoch = str(self._safely(self._redis.incr, self._at("epoch")))
 
     def _written(self, key: StreamKey, before: Row | None, change: Change) -> bool:
-        row, stream = change.row, self._stream(key)
-        text = json.dumps(asdict(row) | {"digests": row.digests.hex()})
+        row = change.row
+        text = json.dumps(asdict(row) | {"digests": row.digests.hex(), "keyed": row.keyed.hex()})
         args = [
             self._epoch,
             before.check if before else "",
@@ -196,10 +223,21 @@ class RedisStore:
             change.keep_from,
             key.stream,
             str(key),
+            int(change.anew),
+            repr(row.expires) if row.ttl else "",
             *change.events,
         ]
-        keys = [self._at("epoch"), stream, stream + "/events", *self._names(key)]
-        return bool(self._safely(self._write, keys=keys, args=args))
+        written = bool(self._safely(self._write, keys=self._keys(key), args=args))
+        if written and change.anew:
+            self._purge_wanted = True
+        return written
+
+    def _deleted(self, key: StreamKey, check: str = "") -> bool:
+        """Remove a stream, or the one whose row has this check."""
+        existed = self._safely(self._delete, keys=self._keys(key), args=[self._epoch, key.stream, str(key), check])
+        if existed:
+            self._purge_wanted = True
+        return bool(existed)
 
     def _rewritten(self) -> bool:
         """Have the append-only file rewritten from what is there now; False if that takes too long."""
@@ -233,14 +271,17 @@ class RedisStore:
         # no name holds a slash, so no two streams share a key; the braces keep a stream's keys together
         return f"{self._prefix}/stream/{{{key}}}"
 
-    def _names(self, key: StreamKey) -> list[str]:
-        return [self._at(f"names/{key.tenant}"), self._at("names"), self._at("pending")]
+    def _keys(self, key: StreamKey) -> list[str]:
+        """What a writing script may touch, in the order it has them."""
+        stream = self._stream(key)
+        beside = [self._at(name) for name in (f"names/{key.tenant}", "names", "pending", "expiring")]
+        return [self._at("epoch"), stream, stream + "/events", stream + "/snapshots", *beside]
 
 
 def _row(text: bytes) -> Row:
     try:
-        values = json.loads(text)
-        return row_of(values | {"digests": bytes.fromhex(values["digests"])})
+        values = _SINCE_FORMAT_1 | json.loads(text)
+        return row_of(values | {name: bytes.fromhex(values[name]) for name in ("digests", "keyed")})
     except (ValueError, KeyError, TypeError) as error:
         raise MemoryDamaged(f"A stream's counters can't be read ({error}).") from None
 

@@ -19,7 +19,8 @@ from typing import TypeVar
 from remem.service.errors import Draining, MemoryDamaged, StoreUnavailable
 from remem.service.limits import StreamKey
 from remem.service.records import ROW_FIELDS, Row, row_of
-from remem.service.store import Change, Deleted, Durability, Plan, Stored
+from remem.service.store import Change, Deleted, Durability, Plan, Stored, is_doomed
+from remem.service.stores.sqlite_copy import copy_store
 from remem.service.stores.sqlite_file import DISK_ERRORS, FileLock, connect, prepare, require_format
 from remem.service.stores.sqlite_writer import Writer
 
@@ -68,12 +69,11 @@ class SqliteStore:
 
     def update(self, key: StreamKey, plan: Plan) -> Row | None:
         """Decide and write inside the writer's transaction."""
-
-        return self._write(lambda connection: _updated(connection, key, plan))
+        return self._write(lambda connection: self._updated(connection, key, plan))
 
     def submit(self, key: StreamKey, plan: Plan) -> Future[Row | None]:
         """As `update`, without waiting for the commit."""
-        return self._writing().submit(lambda connection: _updated(connection, key, plan))
+        return self._writing().submit(lambda connection: self._updated(connection, key, plan))
 
     def lend(self, loop: asyncio.AbstractEventLoop) -> None:
         """Let an event loop run what is submitted; until it is closed, the store relies on the loop going on."""
@@ -82,7 +82,7 @@ class SqliteStore:
     def update_many(self, plans: Sequence[tuple[StreamKey, Plan]]) -> None:
         """All in one transaction."""
         if plans:
-            self._write(lambda connection: [_updated(connection, key, plan) for key, plan in plans])
+            self._write(lambda connection: [self._updated(connection, key, plan) for key, plan in plans])
 
     def read(self, key: StreamKey, *, log: bool = False) -> Stored | None:
         """Row, memory and events of one read transaction."""
@@ -103,26 +103,41 @@ class SqliteStore:
     def delete(self, key: StreamKey) -> Deleted:
         """Overwrite the stream's pages with zeros, and empty the log that still held them."""
 
-        def job(connection: sqlite3.Connection) -> bool:
-            number = _number(connection, key)
-            if number < 0:
-                return False
-            for table in _PARTS:
-                connection.execute(f"DELETE FROM {table} WHERE id = ?", (number,))
-            connection.execute("DELETE FROM streams WHERE id = ?", (number,))
-            return True
-
-        existed = self._write(job)
+        existed = self._write(lambda connection: _removed(connection, _number(connection, key)))
         purged = self._writing().purge() if existed else not self.purge_pending()
         return Deleted(existed, "done" if purged else "pending")
 
-    def page(self, tenant: str, prefix: str, after: str, limit: int) -> list[str]:
+    def expired(self, now: float, most: int) -> list[StreamKey]:
+        """By the index of those that expire."""
+        query = """SELECT tenant, stream FROM streams
+            WHERE ttl > 0 AND updated + ttl <= ? ORDER BY updated + ttl LIMIT ?"""
+        with self._reading() as connection:
+            return [StreamKey(*names) for names in connection.execute(query, (now, most)).fetchall()]
+
+    def discard(self, keys: Sequence[StreamKey], doomed: Callable[[Row], bool]) -> list[Row]:
+        """All in one transaction, then the log is emptied once."""
+
+        def job(connection: sqlite3.Connection) -> list[Row]:
+            gone = []
+            for key in keys:
+                with contextlib.suppress(MemoryDamaged):
+                    number, row = _find(connection, key)
+                    if row is not None and is_doomed(row, doomed):
+                        gone += [row] if _removed(connection, number) else []
+            return gone
+
+        gone = self._write(job)
+        if gone:
+            self._writing().purge()
+        return gone
+
+    def page(self, tenant: str, prefix: str, after: str, limit: int, now: float) -> list[str]:
         """A page of names, by their index."""
         # names are ASCII, so every name with the prefix lies below the prefix followed by the last ASCII character
-        query = """SELECT stream FROM streams
-            WHERE tenant = ? AND stream > ? AND stream >= ? AND stream < ? ORDER BY stream LIMIT ?"""
+        query = """SELECT stream FROM streams WHERE tenant = ? AND stream > ? AND stream >= ? AND stream < ?
+            AND (ttl = 0 OR updated + ttl > ?) ORDER BY stream LIMIT ?"""
         with self._reading() as connection:
-            found = connection.execute(query, (tenant, after, prefix, prefix + "\x7f", limit)).fetchall()
+            found = connection.execute(query, (tenant, after, prefix, prefix + "\x7f", now, limit)).fetchall()
             return [name for (name,) in found]
 
     def keys(self) -> Iterator[StreamKey]:
@@ -181,11 +196,15 @@ class SqliteStore:
             if row is None:
                 return 0
             sizes = [("memories", "memory"), ("events", "event"), ("snapshots", "archive")]
-            return len(row.digests) + sum(
-                connection.execute(
-                    f"SELECT coalesce(sum(length({column})), 0) FROM {table} WHERE id = ?", (number,)
-                ).fetchone()[0]
-                for table, column in sizes
+            return (
+                len(row.digests)
+                + len(row.keyed)
+                + sum(
+                    connection.execute(
+                        f"SELECT coalesce(sum(length({column})), 0) FROM {table} WHERE id = ?", (number,)
+                    ).fetchone()[0]
+                    for table, column in sizes
+                )
             )
 
     def purge_pending(self) -> bool:
@@ -206,6 +225,17 @@ class SqliteStore:
         except StoreUnavailable as error:
             return [str(error)]
 
+    def backup(self, target: Path) -> int:
+        """A copy of one moment, itself a store; writers go on meanwhile."""
+        try:
+            connection = connect(self.path, busy_seconds=self._busy_seconds)
+            try:
+                return copy_store(connection, target)
+            finally:
+                connection.close()
+        except (*DISK_ERRORS, OSError) as error:
+            raise StoreUnavailable(f"{self.path.name} can't be copied to {target} ({error}).") from None
+
     def close(self) -> None:
         """Commit what is queued, fold the log into the file, let the next process in."""
         with self._closing:
@@ -221,6 +251,18 @@ class SqliteStore:
             self._writer.close()
         if self._lock is not None:
             self._lock.release()
+
+    def _updated(self, connection: sqlite3.Connection, key: StreamKey, plan: Plan) -> Row | None:
+        number, row = _find(connection, key)
+        change = plan(row)
+        if change is None:
+            return row
+        if change.anew and number >= 0:
+            self._writing().purge_wanted = True
+            _removed(connection, number)
+            number = -1
+        _apply(connection, number, change)
+        return change.row
 
     def _writing(self) -> Writer:
         if self._writer is None:
@@ -266,13 +308,11 @@ def _find(connection: sqlite3.Connection, key: StreamKey) -> tuple[int, Row | No
     return (values[0], row_of(dict(zip(ROW_FIELDS, values[1:], strict=True)))) if values else (-1, None)
 
 
-def _updated(connection: sqlite3.Connection, key: StreamKey, plan: Plan) -> Row | None:
-    number, row = _find(connection, key)
-    change = plan(row)
-    if change is None:
-        return row
-    _apply(connection, number, change)
-    return change.row
+def _removed(connection: sqlite3.Connection, number: int) -> bool:
+    """Everything of a stream; False if there is none."""
+    for table in (*_PARTS, "streams") if number >= 0 else ():
+        connection.execute(f"DELETE FROM {table} WHERE id = ?", (number,))
+    return number >= 0
 
 
 def _apply(connection: sqlite3.Connection, number: int, change: Change) -> None:

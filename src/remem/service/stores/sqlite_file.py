@@ -7,9 +7,11 @@ import os
 import sqlite3
 from pathlib import Path
 
-from remem.service.errors import IncompatibleFormat, StoreInUse, StoreUnavailable
-from remem.service.records import FORMAT_VERSION
+from remem.service.errors import IncompatibleFormat, ServiceError, StoreInUse, StoreUnavailable
+from remem.service.records import STORE_VERSION
 from remem.service.store import Durability
+from remem.service.stores.sqlite_copy import copy_store, sync
+from remem.service.stores.sqlite_upgrade import STEPS, upgrade
 
 # a damaged file may also break the text of SQLite's own messages
 DISK_ERRORS = (sqlite3.Error, UnicodeDecodeError)
@@ -22,12 +24,13 @@ SCHEMA = (
         consolidated_seq INTEGER NOT NULL, fingerprint TEXT NOT NULL, numerics TEXT NOT NULL,
         numerics_changes INTEGER NOT NULL, retention TEXT NOT NULL, digests BLOB NOT NULL, memory_check TEXT NOT NULL,
         created REAL NOT NULL, updated REAL NOT NULL, error TEXT NOT NULL, "check" TEXT NOT NULL,
-        UNIQUE (tenant, stream))""",
+        ttl REAL NOT NULL DEFAULT 0, keyed BLOB NOT NULL DEFAULT x'', UNIQUE (tenant, stream))""",
     # apart from the counters, so that an append need not rewrite the memory
     "CREATE TABLE memories (id INTEGER PRIMARY KEY, memory BLOB NOT NULL)",
     "CREATE TABLE events (id INTEGER, seq INTEGER, event BLOB NOT NULL, PRIMARY KEY (id, seq)) WITHOUT ROWID",
     "CREATE TABLE snapshots (id INTEGER, name TEXT, archive BLOB NOT NULL, PRIMARY KEY (id, name))",
     "CREATE INDEX with_tail ON streams (tenant, stream) WHERE next_seq > consolidated_seq",
+    "CREATE INDEX expiring ON streams (updated + ttl) WHERE ttl > 0",
 )
 
 
@@ -81,24 +84,25 @@ def prepare(connection: sqlite3.Connection, path: Path) -> int:
         if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             for statement in SCHEMA:
                 connection.execute(statement)
-            values = [("format_version", FORMAT_VERSION), ("epoch", 0)]
+            values = [("format_version", STORE_VERSION), ("epoch", 0)]
             connection.executemany("INSERT INTO meta (name, value) VALUES (?, ?)", values)
+        elif (found := _version(connection, path)) in STEPS:
+            # nobody else writes, so what was copied is what will be changed
+            connection.execute("ROLLBACK")
+            copy_store(connection, path.with_name(f"{path.name}.format-{found}.backup"), replace=True)
+            connection.execute("BEGIN IMMEDIATE")
+            upgrade(connection, found)
         _require_version(connection, path)
         connection.execute("UPDATE meta SET value = value + 1 WHERE name = 'epoch'")
         epoch = int(connection.execute("SELECT value FROM meta WHERE name = 'epoch'").fetchone()[0])
         connection.execute("COMMIT")
-    except DISK_ERRORS as error:
+    except (*DISK_ERRORS, OSError) as error:
         connection.close()
         raise StoreUnavailable(f"{path} can't be used as a store ({error}).") from None
-    except IncompatibleFormat:
+    except ServiceError:
         connection.close()
         raise
-    # the file's own name must survive a power cut too
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync(path.parent)  # the file's own name must survive a power cut too
     return epoch
 
 
@@ -115,12 +119,22 @@ def require_format(path: Path) -> None:
         connection.close()
 
 
-def _require_version(connection: sqlite3.Connection, path: Path) -> None:
+def _version(connection: sqlite3.Connection, path: Path) -> object:
     if not connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'meta'").fetchone()[0]:
         raise IncompatibleFormat(f"{path} is an SQLite file of something else; it was left as it is.")
     found = connection.execute("SELECT value FROM meta WHERE name = 'format_version'").fetchone()
-    if found is None or found[0] != FORMAT_VERSION:
+    return found and found[0]
+
+
+def _require_version(connection: sqlite3.Connection, path: Path) -> None:
+    found = _version(connection, path)
+    if found in STEPS:
         raise IncompatibleFormat(
-            f"{path} has the format {found and found[0]}; this release reads {FORMAT_VERSION}. The file was left as it "
-            "is; open it with the release that wrote it."
+            f"{path} has the older format {found}; open it once for writing, which makes a copy and brings it to "
+            f"format {STORE_VERSION}."
+        )
+    if found != STORE_VERSION:
+        raise IncompatibleFormat(
+            f"{path} has the format {found}; this release reads {STORE_VERSION}. The file was left as it is; open it "
+            "with the release that wrote it."
         )
