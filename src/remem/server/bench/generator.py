@@ -125,6 +125,8 @@ class Connection(asyncio.Protocol):
         self._transport = None
         if self._request is not None:
             self._reply(0)
+        else:
+            self._generator.lost(self)
 
     def _reply(self, status: int) -> None:
         request, self._request = self._request, None
@@ -151,10 +153,6 @@ class Generator:
         load = self._load
         first, requests = requests_of(load)
         gc.freeze()
-        for _ in range(load.connections):
-            _, connection = await self._loop.create_connection(lambda: Connection(self), load.host, load.port)
-            self._free.append(connection)
-        self._alive = load.connections
         await self._send(first)
         if set(self.statuses) != {"200"}:
             raise RuntimeError(f"The streams could not be made: {dict(self.statuses)}.")
@@ -175,6 +173,12 @@ class Generator:
         }
 
     async def _send(self, requests: list[Request]) -> None:
+        while len(self._free) < self._load.connections:  # a server ends those that say nothing
+            _, connection = await self._loop.create_connection(
+                lambda: Connection(self), self._load.host, self._load.port
+            )
+            self._free.append(connection)
+        self._alive = self._load.connections
         self._due, self._left = deque(requests), len(requests)
         self._all_in.clear()
         self._started = time.perf_counter()
@@ -192,6 +196,11 @@ class Generator:
     def _on_time(self) -> None:
         self.late = max(self.late, time.perf_counter() - self._started - self._due[0].due)
         self._tick()
+
+    def lost(self, connection: Connection) -> None:
+        """One that nobody waited at."""
+        self._free.remove(connection)
+        self._alive -= 1
 
     def replied(self, request: Request, status: int, connection: Connection | None) -> None:
         """Count a reply; its connection may be used again."""

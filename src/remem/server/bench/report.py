@@ -26,6 +26,7 @@ class Plan:
 
     seconds: float = 60.0
     warmup: float = 5.0
+    pause: float = 6.0
     rate: float = 800.0
     """Mixed requests a second: 70 % appends of one event, 30 % queries."""
     event_rate: float = 10_000.0
@@ -40,7 +41,7 @@ class Plan:
     """Appends and queries on either stream for flatness."""
 
 
-QUICK = Plan(seconds=1.0, warmup=0.5, rate=40.0, event_rate=500.0, streams=20, flat=(100, 1000), lengths=(200, 1000),
+QUICK = Plan(seconds=1.0, warmup=0.5, pause=0.5, rate=40.0, event_rate=500.0, streams=20, flat=(100, 1000), lengths=(200, 1000),
              histories=(2, 1), repeats=3, pairs=30)  # fmt: skip
 
 
@@ -85,7 +86,7 @@ def _load(model: Path, codec: IdCodec, plan: Plan) -> _Rows:
         mixed = Load(
             host="127.0.0.1", port=server.port, token=server.token, seconds=plan.seconds, warmup=plan.warmup,
             num_items=codec.num_items, num_questions=codec.num_queries, streams=plan.streams,
-            rate=plan.rate, query_share=0.3, batch=1, prefix="mixed",
+            rate=plan.rate, query_share=0.3, batch=1, prefix="mixed", pause=plan.pause,
         )  # fmt: skip
         batches = replace(mixed, rate=plan.event_rate / 100, query_share=0.0, batch=100, prefix="batch")
         for load in (mixed, batches):
