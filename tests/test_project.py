@@ -8,19 +8,30 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from remem.bundle import load_bundle
 from remem.cli.main import main
+from remem.errors import BadInput
+from remem.experiments import pages
+from remem.experiments.ablations import ABLATIONS
+from remem.experiments.paper import PAPER
+from remem.experiments.presets import PRESETS
 from remem.experiments.records import read_record, read_records
-from remem.experiments.tables import format_table, make_table
+from remem.experiments.variation import differences
+from remem.settings.codec import to_json
 from remem.streaming.memory import StreamMemory
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "examples").glob("*.py")])
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RECORDS = [path for path in sorted((ROOT / "results").rglob("*.json")) if path.parent.name != "bench"]
+# what stands in a table: not the trials, and not the demo, which is no preset
+ROWS = [path for path in RECORDS if path.parts[-3] in {*PAPER, *ABLATIONS} and path.parts[-4] == "results"]
+TRIALS = sorted({path.parent for path in RECORDS if path.parts[-4] == "trials"})
 FORBIDDEN = re.compile(
     r"\bpickle\b|torch\.(load|save)\(|\bmarshal\b|\bdill\b|\bjoblib\b|\bshelve\b|weights_only|\beval\(['\"]|\bexec\("
 )
@@ -86,25 +97,61 @@ def between_marks(text: str, mark: str) -> str:
     return text[start : text.index("<!-- end -->", start)].strip()
 
 
-@pytest.mark.parametrize("task", ["synthetic", "babi"])
-def test_the_readmes_tables_are_made_from_the_records(task: str) -> None:
-    table = format_table(make_table(task, read_records(ROOT / "results", task)), "md")
-    assert between_marks((ROOT / "README.md").read_text(), f"remem table {task}") == table
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
+def test_the_tables_of_a_page_are_made_from_the_records(path: Path) -> None:
+    text = path.read_text()
+    assert pages.refresh(text, ROOT / "results") == text, "`make tables` makes them anew"
 
 
-def test_the_table_by_babi_task_is_made_from_the_records(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plot", "tasks", "babi", "--results", str(ROOT / "results")]) == 0
-    assert (
-        between_marks((ROOT / "docs" / "babi.md").read_text(), "remem plot tasks babi")
-        == capsys.readouterr().out.strip()
+def test_readme_and_docs_have_the_tables_they_should() -> None:
+    found = {path.name: pages.marks(path.read_text()) for path in PAGES}
+    assert found["README.md"] == ["remem table synthetic", "remem table babi"]
+    assert {"trials synthetic", "trials babi", "trials babi 16"} <= set(found["learning.md"])
+    assert all(found[page] for page in ("babi.md", "baselines.md", "learning.md", "performance.md"))
+
+
+def test_a_table_that_the_records_do_not_give_is_written_anew_and_an_unknown_one_refused() -> None:
+    page = "before\n<!-- remem table babi -->\n| typed by hand |\n<!-- end -->\nafter\n"
+    made = pages.refresh(page, ROOT / "results")
+    assert "typed by hand" not in made
+    assert "| rm | 5.04 |" in made
+    assert made.startswith("before\n")
+    assert made.endswith("<!-- end -->\nafter\n")
+    with pytest.raises(BadInput, match="No table is made"):
+        pages.refresh(page.replace("remem table babi", "remem cable babi"), ROOT / "results")
+
+
+@pytest.mark.parametrize("mark", ["remem table synthetic", "remem table babi", "remem ablate synthetic-small --table"])
+def test_a_mark_that_is_a_command_prints_its_table(mark: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*mark.split()[1:], "--results", str(ROOT / "results")]) == 0
+    assert capsys.readouterr().out.strip() == pages.render(mark, ROOT / "results")
+
+
+@pytest.mark.parametrize("path", ROWS, ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_a_row_of_a_table_is_the_preset_it_is_named_after(path: Path) -> None:
+    """A run with other settings belongs into results/trials, under a name of its own."""
+    record = read_record(path)
+    task, method = record["task"], record["method"]
+    presets = (
+        ABLATIONS[task].runs() if task in ABLATIONS else {name: PRESETS.get(f"{task}/{name}") for name in [method]}
     )
+    preset = presets[method]
+    assert preset is not None, f"{task}/{method} is no preset"
+    assert differences(preset, record["config"]) == {}
 
 
-@pytest.mark.parametrize("task", ["synthetic-small", "babi-small"])
-def test_the_ablation_tables_are_made_from_the_records(task: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ablate", task, "--table", "--results", str(ROOT / "results")]) == 0
-    page = between_marks((ROOT / "docs" / "learning.md").read_text(), f"remem ablate {task} --table")
-    assert page == capsys.readouterr().out.strip()
+def test_a_row_with_other_settings_than_its_preset_would_be_found() -> None:
+    preset = PRESETS["babi/rm-no-rehearsal"]
+    altered = to_json(replace(preset, seed=3, train=replace(preset.train, learning_rate=2e-3, max_seconds=60.0)))
+    assert differences(preset, altered) == {"train.learning_rate": 2e-3}
+
+
+@pytest.mark.parametrize("path", TRIALS, ids=lambda p: p.name)
+def test_a_trial_is_named_after_its_folder_and_shown_on_a_page(path: Path) -> None:
+    names = {read_record(record)["method"] for record in path.glob("*.json")}
+    assert names == {path.name}
+    shown = f"`trials/{path.parent.name}/{path.name}`"
+    assert any(shown in page.read_text() for page in PAGES)
 
 
 @pytest.mark.parametrize("name", ["demo", "synthetic", "babi"])
@@ -123,17 +170,3 @@ def test_the_shipped_babi_model_answers_a_story_it_has_never_seen() -> None:
     memory.write_many(["Mary moved to the bathroom.", "John went to the hallway.", "Mary journeyed to the garden."])
     assert memory.query("Where is Mary?").answer == "garden"
     assert memory.query("Where is John?").answer == "hallway"
-
-
-def test_the_performance_page_is_made_from_the_records() -> None:
-    lines = [
-        "| bench | preset | device | batch | way | ms | streams/s | x eager | MB |",
-        "| --- | --- | --- | ---: | --- | ---: | ---: | ---: | ---: |",
-    ]
-    for path in sorted((ROOT / "results" / "bench").glob("*.json")):
-        bench = json.loads(path.read_text())
-        for row in bench["rows"]:
-            values = ["–" if value is None else value for value in row.values()]
-            cells = [bench["benchmark"], bench["preset"], bench["device"], bench["batch_size"], *values]
-            lines.append("| " + " | ".join(map(str, cells)) + " |")
-    assert between_marks((ROOT / "docs" / "performance.md").read_text(), "bench") == "\n".join(lines)

@@ -63,7 +63,8 @@ def make_record(
             "state_floats": state_floats(model) if isinstance(model, MemoryModel) else None,
         },
         "metrics": {"valid": chosen, "test": rounded(task.metrics(test)), "beside": rounded(task.beside())},
-        "test_by_age": [[age, plain(right), total] for age, (right, total) in sorted(test.ages.items())],
+        "test_by_age": _by_age(test.ages),
+        "test_by_age_of": {task.part_names[part]: _by_age(ages) for part, ages in sorted(test.part_ages.items())},
         "history": progress.history,
         "sampler_stage": stage_one,
         **({"pretraining": pretraining} if pretraining else {}),
@@ -78,6 +79,10 @@ def make_record(
         },
         "config": to_json(run),
     }
+
+
+def _by_age(ages: dict[int, tuple[float, int]]) -> list[list[float]]:
+    return [[age, plain(right), total] for age, (right, total) in sorted(ages.items())]
 
 
 def state_floats(model: MemoryModel) -> int:

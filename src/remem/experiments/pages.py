@@ -1,0 +1,121 @@
+"""Tables in README and docs, made from records: what stands between `<!-- MARK -->` and `<!-- end -->`.
+
+python -m remem.experiments.pages    # in the repository: write them all anew; a test holds that nothing changes
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from remem.errors import BadInput
+from remem.experiments.ablations import find_ablation, make_rows
+from remem.experiments.forgetting import format_forgetting, make_forgetting
+from remem.experiments.records import read_record, read_records
+from remem.experiments.tables import Runs, format_lines, format_parts, format_table, make_parts, make_table, ordered
+from remem.experiments.trials import TRIALS, format_steps, format_trials
+
+_BLOCK = re.compile(r"(<!-- (?P<mark>[^>]+?) -->\n)(?P<body>(?:(?!<!--).)*)(<!-- end -->)", flags=re.DOTALL)
+_FIGURES = ("way", "ms_per_step", "streams_per_second", "times_eager", "peak_memory_mb")
+# made by other means, with tests of their own
+OTHERS = ("examples/own_memory.py", "remem bench service")
+
+
+def refresh(text: str, results: Path) -> str:
+    """The page with every table as the records have it now."""
+
+    def made(found: re.Match[str]) -> str:
+        body = found["body"] if found["mark"] in OTHERS else render(found["mark"], results) + "\n"
+        return found[1] + body + found[4]
+
+    return _BLOCK.sub(made, text)
+
+
+def marks(text: str) -> list[str]:
+    """The marks of a page's tables, in turn."""
+    return [found["mark"] for found in _BLOCK.finditer(text) if found["mark"] not in OTHERS]
+
+
+def render(mark: str, results: Path) -> str:
+    """One table by its mark: a command, or the name of a table and what it is of."""
+    for start, make in _MAKERS.items():
+        if mark == start or mark.startswith(start + " "):
+            return make(results, mark.removeprefix(start).split())
+    raise BadInput(f"No table is made for the mark {mark!r}. Marks start with: {', '.join(_MAKERS)}.")
+
+
+def _table(results: Path, words: list[str]) -> str:
+    return format_table(make_table(words[0], read_records(results, words[0])), "md")
+
+
+def _parts(results: Path, words: list[str]) -> str:
+    return format_parts(make_parts(words[0], _runs(results, *words)), "md")
+
+
+def _forgetting(results: Path, words: list[str]) -> str:
+    return format_forgetting(make_forgetting(words[0], _runs(results, *words)), "md")
+
+
+def _runs(results: Path, task: str, *methods: str) -> Runs:
+    """Records with their files: of all methods of the table, or of these; a trial is named `trials/NAME`."""
+    folders = methods or ordered(task, {path.parent.name for path in (results / task).glob("*/*.json")})
+    runs: Runs = {}
+    for method in folders:
+        folder = results / (f"{TRIALS}/{task}/{Path(method).name}" if method.startswith(TRIALS) else f"{task}/{method}")
+        runs[Path(method).name] = [(path, read_record(path)) for path in sorted(folder.glob("*.json"))]
+        if not runs[Path(method).name]:
+            raise BadInput(f"There are no records in {folder}.")
+    return runs
+
+
+def _ablation(results: Path, words: list[str]) -> str:
+    ablation = find_ablation(words[0])
+    header, rows = make_rows(ablation, list(ablation.runs().values()), read_records(results, words[0]))
+    return format_lines(header, rows, "md")
+
+
+def _trials(results: Path, words: list[str]) -> str:
+    return format_trials(results, words[0], parts=tuple(map(int, words[1:])) or None)
+
+
+def _equal_steps(results: Path, words: list[str]) -> str:
+    return format_steps(results, words[0], words[1:])
+
+
+def _bench(results: Path, words: list[str]) -> str:
+    header = ["bench", "preset", "device", "batch", "way", "ms", "streams/s", "x eager", "MB"]
+    rows = []
+    for path in sorted((results / "bench").glob("*.json")):
+        bench = json.loads(path.read_text())
+        for row in bench["rows"]:
+            facts = [bench["benchmark"], row.get("preset", bench["preset"]), bench["device"], bench["batch_size"]]
+            facts += [row[name] for name in _FIGURES]
+            rows.append(["–" if value is None else str(value) for value in facts])
+    return format_lines(header, rows, "md", words=3)
+
+
+_MAKERS: dict[str, Callable[[Path, list[str]], str]] = {
+    "remem table": _table,
+    "remem ablate": _ablation,
+    "error by task": _parts,
+    "forgetting": _forgetting,
+    "trials": _trials,
+    "equal steps": _equal_steps,
+    "bench": _bench,
+}
+
+
+def main() -> None:
+    """Write the tables of README.md and docs/ anew."""
+    for page in [Path("README.md"), *sorted(Path("docs").glob("*.md"))]:
+        before = page.read_text()
+        after = refresh(before, Path("results"))
+        if after != before:
+            page.write_text(after)
+            print(f"{page}: tables made anew")
+
+
+if __name__ == "__main__":
+    main()
