@@ -28,7 +28,7 @@ from remem.streaming.memory import StreamMemory
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "examples").glob("*.py")])
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-RECORDS = [path for path in sorted((ROOT / "results").rglob("*.json")) if path.parent.name != "bench"]
+RECORDS = [path for path in sorted((ROOT / "results").rglob("*.json")) if path.parent.name not in ("bench", "checks")]
 # what stands in a table: not the trials, and not the demo, which is no preset
 ROWS = [path for path in RECORDS if path.parts[-3] in {*PAPER, *ABLATIONS} and path.parts[-4] == "results"]
 TRIALS = sorted({path.parent for path in RECORDS if path.parts[-4] == "trials"})

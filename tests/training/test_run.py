@@ -134,7 +134,9 @@ def test_code_is_named_by_its_commit_or_by_what_the_environment_says(monkeypatch
     assert code_version()["commit"].startswith("v0.")
     monkeypatch.undo()
     monkeypatch.setenv("REMEM_COMMIT", "abc")
-    assert code_version()["commit"] == "abc", "what it is told comes before what git says"
+    told = code_version()
+    assert told["commit"] == "abc", "what it is told comes before what git says"
+    assert (told["commit_from"], told["dirty"]) == ("environment", None), "nobody checked it"
 
 
 def test_auto_picks_a_device_that_exists() -> None:
