@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,12 @@ from remem.streaming.memory import StreamMemory
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "examples").glob("*.py")])
+BENCHES = sorted((ROOT / "results" / "bench").glob("*.json"))
+# from before benchmarks wrote their date and number of steps
+UNDATED = {
+    "cpu-methods", "cpu-scan-synthetic-rm", "cpu-train-synthetic-rm",
+    "h200-babi-rm", "h200-methods", "h200-scan-synthetic-rm", "h200-synthetic-rm",
+}  # fmt: skip
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RECORDS = [path for path in sorted((ROOT / "results").rglob("*.json")) if path.parent.name not in ("bench", "checks")]
 # what stands in a table: not the trials, and not the demo, which is no preset
@@ -90,6 +97,27 @@ def test_every_record_says_what_made_it(path: Path) -> None:
     assert record["metrics"]["test"]
     assert record["data"]["fingerprint"]
     assert record["cost"]["wall_seconds"] > 0
+
+
+@pytest.mark.parametrize("path", BENCHES, ids=lambda p: p.stem)
+def test_every_benchmark_says_what_made_it(path: Path) -> None:
+    bench = json.loads(path.read_text())
+    assert bench["code"]["commit"]
+    assert bench["versions"].keys() >= {"python", "torch"}
+    assert bench["device"]
+    assert bench["precision"] in ("float32", "bf16")
+    assert bench["batch_size"] > 0
+    assert bench["rows"]
+    assert all(row["way"] and row["ms_per_step"] > 0 for row in bench["rows"])
+    if path.stem not in UNDATED:
+        assert datetime.fromisoformat(bench["made"])
+        assert bench["steps"] > 0
+
+
+def test_a_benchmark_written_now_passes_for_one(tmp_path: Path) -> None:
+    out = tmp_path / "write.json"
+    assert main(["bench", "write", "--batch-size", "2", "--steps", "1", "--device", "cpu", "--out", str(out)]) == 0
+    test_every_benchmark_says_what_made_it(out)
 
 
 def between_marks(text: str, mark: str) -> str:
