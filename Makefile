@@ -21,7 +21,7 @@ format: setup          ## put the code into shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-tables: setup          ## tables of README and docs, from the records in results/
+tables: setup          ## tables and drawings of README and docs, from the records in results/
 	$(BIN)/python -m remem.experiments.pages
 
 bench: setup           ## speed on this machine, before and after in one run

@@ -132,7 +132,7 @@ def save_sampler(folder: Path, sampler: HistorySampler, run: Run, codec: Codec, 
 
 
 def load_sampler(folder: Path, codec: Codec) -> tuple[HistorySampler, dict[str, Any]]:
-    """A frozen history sampler and its facts; of other items it would choose at random, so its codec must be the same."""
+    """A frozen history sampler and its facts; one of other items would choose at random, so its codec must fit."""
     tensors, info = load_tensors(folder / SAMPLER_FILE, "run", "codec")
     if codec_from_json(info["codec"]) != codec:
         raise BadInput(f"The history sampler in {folder} was trained on other items or answers than this task has.")

@@ -1,6 +1,6 @@
 """Tables in README and docs, made from records: what stands between `<!-- MARK -->` and `<!-- end -->`.
 
-python -m remem.experiments.pages    # in the repository: write them all anew; a test holds that nothing changes
+python -m remem.experiments.pages    # in the repository: all of them and the drawings; a test holds the tables
 """
 
 from __future__ import annotations
@@ -96,6 +96,34 @@ def _bench(results: Path, words: list[str]) -> str:
     return format_lines(header, rows, "md", words=3)
 
 
+def _models(results: Path, words: list[str]) -> str:
+    header = [
+        "model",
+        "row of the table",
+        "seed",
+        "test (%)",
+        "steps",
+        "parameters",
+        "to answer",
+        "state",
+        "file",
+        "commit",
+    ]
+    rows = []
+    for path in sorted((results.parent / "models").glob("*/record.json")):
+        record = read_record(path)
+        test, model = record["metrics"]["test"], record["model"]
+        told = [f"{name} {test[name]:.2f}" for name in ("error", "early", "later") if name in test]
+        size = path.with_name("model.safetensors").stat().st_size / 1e6
+        rows.append([
+            f"`{path.parent.name}`", f"{record['task']}/{record['method']}", str(record["seed"]), ", ".join(told),
+            f"{record['cost']['steps']:,} of {record['config']['train']['steps']:,}", f"{model['params']:,}",
+            f"{model['params_to_answer']:,}", f"{4 * model['state_floats']:,} bytes", f"{size:.1f} MB",
+            record["code"]["commit"][:7],
+        ])  # fmt: skip
+    return format_lines(header, rows, "md", words=2)
+
+
 _MAKERS: dict[str, Callable[[Path, list[str]], str]] = {
     "remem table": _table,
     "remem ablate": _ablation,
@@ -104,12 +132,36 @@ _MAKERS: dict[str, Callable[[Path, list[str]], str]] = {
     "trials": _trials,
     "equal steps": _equal_steps,
     "bench": _bench,
+    "models": _models,
 }
 
 
+# drawings of docs/: what, task, and the runs as in a mark
+FIGURES = (
+    ("forgetting", "synthetic", ("rm-no-rehearsal", "rm", "rm-paper", "rm-random-sampler")),
+    ("forgetting", "babi", ("rm", "trials/rm-no-rehearsal-rate-2e-3")),
+    ("curves", "babi", ("rm", "trials/rm-no-rehearsal-rate-2e-3")),
+    ("curves", "synthetic", ("multi-hop-reason", "rm-no-rehearsal", "rm", "rm-paper", "rm-random-sampler",
+                             "trials/rm-no-warmup", "trials/rm-no-rehearsal-no-warmup")),
+)  # fmt: skip
+
+
+def draw(results: Path, folder: Path) -> None:
+    """Write the drawings of docs/; they need matplotlib."""
+    from remem.experiments import plots
+
+    for kind, task, methods in FIGURES:
+        runs = _runs(results, task, *methods)
+        drawn = (
+            plots.draw_curves(task, runs) if kind == "curves" else plots.draw_forgetting(make_forgetting(task, runs))
+        )
+        plots.save(drawn, folder / f"{kind}-{task}.svg")
+
+
 def main() -> None:
-    """Write the tables of README.md and docs/ anew."""
-    for page in [Path("README.md"), *sorted(Path("docs").glob("*.md"))]:
+    """Write the tables and drawings of README.md and docs/ anew."""
+    draw(Path("results"), Path("docs/figures"))
+    for page in [Path("README.md"), Path("models/README.md"), *sorted(Path("docs").glob("*.md"))]:
         before = page.read_text()
         after = refresh(before, Path("results"))
         if after != before:
