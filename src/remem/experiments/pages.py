@@ -96,6 +96,32 @@ def _bench(results: Path, words: list[str]) -> str:
     return format_lines(header, rows, "md", words=3)
 
 
+# what was asked for: what is measured, its record, the figure, and its bound
+GOALS = (
+    ("training step of `synthetic/rm`, H200", "h200-synthetic-rm", "ms_per_step", "at most", 6.0),
+    ("training step of `synthetic/rm`, H200", "h200-synthetic-rm", "times_eager", "at least", 8.0),
+    ("training step of `babi/rm`, H200", "h200-babi-rm", "ms_per_step", "at most", 5.0),
+    ("write scan, two CPU cores", "cpu-scan-synthetic-rm", "times_eager", "at least", 1.5),
+    ("training step of `synthetic/rm`, two CPU cores", "cpu-train-synthetic-rm", "times_eager", "at least", 1.5),
+)
+
+
+def _goals(results: Path, words: list[str]) -> str:
+    """Each goal beside the fastest way of its record."""
+    rows = []
+    for label, name, figure, relation, bound in GOALS:
+        bench = json.loads((results / "bench" / f"{name}.json").read_text())
+        best = min((row for row in bench["rows"] if row["way"] != "floor"), key=lambda row: row["ms_per_step"])
+        unit = "ms" if figure == "ms_per_step" else "times plain PyTorch"
+        reached = best[figure] <= bound if relation == "at most" else best[figure] >= bound
+        command = f"remem bench {bench['benchmark']} {bench['preset']} --batch-size {bench['batch_size']}"
+        told = bench.get("command") or f"{command} --precision {bench['precision']}"
+        commit = bench["code"]["commit"][:7] + (" (see below)" if "note" in bench else "")
+        rows.append([label, f"{relation} {bound:g} {unit}", f"{best[figure]:.2f}", "yes" if reached else "**no**",
+                     commit, f"`{told}`"])  # fmt: skip
+    return format_lines(["what", "goal", "measured", "reached", "commit", "command"], rows, "md", words=2)
+
+
 def _models(results: Path, words: list[str]) -> str:
     header = [
         "model",
@@ -132,6 +158,7 @@ _MAKERS: dict[str, Callable[[Path, list[str]], str]] = {
     "trials": _trials,
     "equal steps": _equal_steps,
     "bench": _bench,
+    "goals": _goals,
     "models": _models,
 }
 
