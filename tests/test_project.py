@@ -182,6 +182,23 @@ def test_a_trial_is_named_after_its_folder_and_shown_on_a_page(path: Path) -> No
     assert any(shown in page.read_text() for page in PAGES)
 
 
+def test_each_note_on_the_paper_names_a_test_that_exists() -> None:
+    rows = between_lines((ROOT / "docs" / "paper-notes.md").read_text(), "| --- | --- | --- | --- |", "")
+    assert len(rows) > 30
+    for row in rows:
+        held = row.rstrip("| ").rsplit(" | ", 1)[1]
+        if held.startswith("no test"):
+            continue
+        path, name = held.strip("`").split("::")
+        assert f"\ndef {name}(" in (ROOT / "tests" / path).read_text(), f"{held}: {row[:60]}"
+
+
+def between_lines(text: str, first: str, last: str) -> list[str]:
+    lines = text.splitlines()
+    start = lines.index(first) + 1
+    return lines[start : lines.index(last, start)]
+
+
 @pytest.mark.parametrize("name", ["demo", "synthetic", "babi"])
 def test_a_shipped_model_is_small_whole_and_has_its_record(name: str) -> None:
     folder = ROOT / "models" / name
