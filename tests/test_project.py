@@ -29,6 +29,7 @@ from remem.streaming.memory import StreamMemory
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "examples").glob("*.py")])
 BENCHES = sorted((ROOT / "results" / "bench").glob("*.json"))
+CHECKED = sorted((ROOT / "results" / "checks").glob("*.json"))
 # from before benchmarks wrote their date and number of steps
 UNDATED = {
     "cpu-methods", "cpu-scan-synthetic-rm", "cpu-train-synthetic-rm",
@@ -112,6 +113,22 @@ def test_every_benchmark_says_what_made_it(path: Path) -> None:
     if path.stem not in UNDATED:
         assert datetime.fromisoformat(bench["made"])
         assert bench["steps"] > 0
+
+
+@pytest.mark.parametrize("path", CHECKED, ids=lambda p: p.stem)
+def test_every_check_says_what_made_it(path: Path) -> None:
+    check = json.loads(path.read_text())
+    assert check["memory"] in PRESETS
+    assert check["code"]["dirty"] is False
+    assert datetime.fromisoformat(check["made"])
+    assert len(check["passed"]) >= 8
+    assert check["segments"] >= 1000
+
+
+def test_every_memory_was_put_to_an_endless_stream_in_both_precisions() -> None:
+    checked = {(check["memory"], check["precision"]) for check in (json.loads(p.read_text()) for p in CHECKED)}
+    memories = {"rm", "dnc", "dnc-msd", "nutm", "dmsdnc", "stm", "stm-matched", "ct", "hpmn", "mimn"}
+    assert checked == {(f"synthetic/{name}", precision) for name in memories for precision in ("float32", "bf16")}
 
 
 def test_a_benchmark_written_now_passes_for_one(tmp_path: Path) -> None:

@@ -122,6 +122,18 @@ def _goals(results: Path, words: list[str]) -> str:
     return format_lines(["what", "goal", "measured", "reached", "commit", "command"], rows, "md", words=2)
 
 
+def _checks(results: Path, words: list[str]) -> str:
+    """Endless streams of `remem check`: how many random segments each memory took, and its largest number."""
+    found = [json.loads(path.read_text()) for path in sorted((results / "checks").glob("*.json"))]
+    rows = []
+    for check in sorted(found, key=lambda check: (check["precision"] == "bf16", check["memory"])):
+        endless = next(passed for passed in check["passed"] if passed["check"].startswith("check_endless"))
+        rows.append([check["memory"], check["precision"], str(check["item_dim"]), f"{check['segments']:,}",
+                     f"{endless['largest']:g}", check["code"]["commit"][:7]])  # fmt: skip
+    header = ["memory", "arithmetic", "width", "random segments", "largest number in the state", "commit"]
+    return format_lines(header, rows, "md", words=2)
+
+
 def _models(results: Path, words: list[str]) -> str:
     header = [
         "model",
@@ -158,6 +170,7 @@ _MAKERS: dict[str, Callable[[Path, list[str]], str]] = {
     "trials": _trials,
     "equal steps": _equal_steps,
     "bench": _bench,
+    "checks": _checks,
     "goals": _goals,
     "models": _models,
 }

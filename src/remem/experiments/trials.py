@@ -58,6 +58,7 @@ def _is_asked(folder: str, group: Group, parts: tuple[int, ...] | None) -> bool:
 
 def _told(changed: dict[str, Any], streams: int, fewest: int) -> str:
     """Changes as one cell: `name value`; rehearsal that weighs nothing and more training stories are said in words."""
+    longer = "train.steps" in changed
     changed = {name: value for name, value in changed.items() if name not in _IN_OTHER_COLUMNS}
     words = []
     if all(changed.get(name) == 0 for name in _NO_REHEARSAL):
@@ -66,7 +67,7 @@ def _told(changed: dict[str, Any], streams: int, fewest: int) -> str:
     words += [f"{name.split('.', 1)[1]} {value}" for name, value in changed.items()]
     if streams > fewest:
         words.append(f"{streams:,} training streams for {fewest:,}")
-    return ", ".join(words) or "nothing"
+    return ", ".join(words) or ("the number of steps" if longer else "nothing")
 
 
 def _steps(group: Group) -> str:
