@@ -38,7 +38,7 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True)
 class Forgetting(Selection):
-    """Accuracy by age of the evidence: the segments read between the evidence and the question."""
+    """Accuracy by age of the evidence: the segments read since the one in which it began."""
 
     out: Path | None = None
     """Drawing to write (.svg, .png, .pdf); without it there is only the table."""

@@ -30,7 +30,7 @@ from remem.tasks.base import Task
 from remem.tasks.load import load_task
 from remem.training.objective import DirectObjective, MemoryObjective, make_objective
 from remem.training.precision import autocast
-from remem.training.record import code_version
+from remem.training.record import code_version, now, versions
 from remem.training.run import pick_device
 from remem.training.step import make_step
 
@@ -221,7 +221,7 @@ def bench_scan(bench: Bench, out: Path | None) -> Iterator[str]:
             ms, memory = _timed(scan, bench)
         rows.append(_row(name, ms, b, rows, memory))
         yield _line(rows[-1])
-    _write(out, "scan", bench, rows, {"segments": t})
+    _write(out, "scan", bench, rows, {"segments": t, "steps": bench.steps})
 
 
 def bench_write(bench: Bench, out: Path | None) -> Iterator[str]:
@@ -248,7 +248,7 @@ def bench_write(bench: Bench, out: Path | None) -> Iterator[str]:
     for name, work in (("segment by segment", one_by_one), ("encoded at once", at_once)):
         rows.append(_row(name, *_timed(work, bench)[:1], b, rows, float("nan")))
         yield _line(rows[-1])
-    _write(out, "write", bench, rows, {"segments": t})
+    _write(out, "write", bench, rows, {"segments": t, "steps": bench.steps})
 
 
 def _timed(work: Callable[[], object], bench: Bench) -> tuple[float, float]:
@@ -288,11 +288,12 @@ def _write(out: Path | None, kind: str, bench: Bench, rows: list[dict[str, Any]]
         return
     record = {
         "benchmark": kind,
+        "made": now(),
         "preset": bench.preset,
         "device": device_name(bench.device),
         "precision": bench.precision,
         "batch_size": bench.run.train.batch_size,
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "versions": versions(),
         "code": code_version(),
         "rows": rows,
         **facts,

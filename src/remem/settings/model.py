@@ -1,7 +1,7 @@
 """Settings of the model: the paper's symbols, with the paper's values as defaults (Sec. 4.1, Appendices A and B).
 
 The defaults are the equations to the letter (`rm-paper`). Every field whose help starts with "Ours" departs from the
-printed text; `rm_improvements` turns on those that make `rm`.
+printed text where it is set; `rm_improvements` sets those that make `rm`.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class ModelSettings:
     model_dim: int = 128
     """Width of queries and attention (d_model)."""
     pre_norm: bool = False
-    """Ours: LayerNorm before each Transformer sub-layer; after it, as published, three layers barely start to learn."""
+    """Ours: LayerNorm before each Transformer sub-layer; published is after it."""
     embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
     machine: MachineSettings | BaselineSettings = field(default_factory=MachineSettings)
     reasoner: ReasonerSettings = field(default_factory=ReasonerSettings)
@@ -134,7 +134,7 @@ class ModelSettings:
 
 
 def rm_improvements(paper: ModelSettings) -> ModelSettings:
-    """From `rm-paper` to `rm`: every departure that makes the printed equations learn."""
+    """From `rm-paper` to `rm`: every departure that `rm` makes; what each is worth is in docs/learning.md."""
     return replace(
         paper,
         pre_norm=True,

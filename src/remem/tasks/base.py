@@ -25,6 +25,8 @@ class Tally:
 
     parts: dict[int, tuple[float, int]] = field(default_factory=dict)
     ages: dict[int, tuple[float, int]] = field(default_factory=dict)
+    part_ages: dict[int, dict[int, tuple[float, int]]] = field(default_factory=dict)
+    """The ages of each part by itself: parts differ in difficulty and in how old their evidence is."""
     clicks: dict[int, list[tuple[float, int]]] = field(default_factory=dict)
     """Of each part: the logit and whether it was a click, where the task asks for clicks."""
 
@@ -40,6 +42,8 @@ class Tally:
             self.parts[part] = _plus(self.parts.get(part, (0, 0)), correct)
             if age is not None:
                 self.ages[age] = _plus(self.ages.get(age, (0, 0)), correct)
+                own = self.part_ages.setdefault(part, {})
+                own[age] = _plus(own.get(age, (0, 0)), correct)
         for part, click in zip(parts, clicks or [], strict=False):
             self.clicks.setdefault(part, []).append(click)
 

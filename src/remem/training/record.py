@@ -47,9 +47,9 @@ def make_record(
         "task": task.name,
         "method": run.method,
         "seed": run.seed,
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "made": now(),
         "code": code,
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "versions": versions(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU",
         "data": {
             "fingerprint": {name: split.fingerprint() for name, split in sorted(splits.items())},
@@ -63,7 +63,8 @@ def make_record(
             "state_floats": state_floats(model) if isinstance(model, MemoryModel) else None,
         },
         "metrics": {"valid": chosen, "test": rounded(task.metrics(test)), "beside": rounded(task.beside())},
-        "test_by_age": [[age, plain(right), total] for age, (right, total) in sorted(test.ages.items())],
+        "test_by_age": _by_age(test.ages),
+        "test_by_age_of": {task.part_names[part]: _by_age(ages) for part, ages in sorted(test.part_ages.items())},
         "history": progress.history,
         "sampler_stage": stage_one,
         **({"pretraining": pretraining} if pretraining else {}),
@@ -80,6 +81,10 @@ def make_record(
     }
 
 
+def _by_age(ages: dict[int, tuple[float, int]]) -> list[list[float]]:
+    return [[age, plain(right), total] for age, (right, total) in sorted(ages.items())]
+
+
 def state_floats(model: MemoryModel) -> int:
     """Numbers kept per stream."""
     return sum(value[0].numel() for value in model.initial_state(1))
@@ -90,14 +95,25 @@ def rounded(metrics: dict[str, float]) -> dict[str, float]:
     return {name: round(value, 4) for name, value in metrics.items()}
 
 
+def now() -> str:
+    """Date and time of a record."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def versions() -> dict[str, str]:
+    """What the code ran on."""
+    return {"python": platform.python_version(), "torch": torch.__version__}
+
+
 def code_version() -> dict[str, Any]:
     """The commit this code is at: $REMEM_COMMIT where it is set, else of the checkout it runs from, else the release.
 
-    The variable comes first: a copy of a tree may carry a repository that stands at another commit.
+    The variable comes first: a copy of a tree may carry a repository that stands at another commit. What it says can't
+    be checked, so nothing is claimed of changes since.
     """
     version = importlib.metadata.version("remem") if _is_installed() else None
     if told := os.environ.get("REMEM_COMMIT"):
-        return {"version": version, "commit": told, "dirty": False}
+        return {"version": version, "commit": told, "commit_from": "environment", "dirty": None}
     source = Path(__file__).resolve().parents[3]
     commit = _git(source, "rev-parse", "HEAD") if (source / ".git").exists() else ""
     if commit:
