@@ -41,8 +41,8 @@ class Plan:
     """Appends and queries on either stream for flatness."""
 
 
-QUICK = Plan(seconds=1.0, warmup=0.5, pause=0.5, rate=40.0, event_rate=500.0, streams=20, flat=(100, 1000), lengths=(200, 1000),
-             histories=(2, 1), repeats=3, pairs=30)  # fmt: skip
+QUICK = Plan(seconds=1.0, warmup=0.5, pause=0.5, rate=40.0, event_rate=500.0, streams=20, flat=(100, 1000),
+             lengths=(200, 1000), histories=(2, 1), repeats=3, pairs=30)  # fmt: skip
 
 
 def bench_service(
