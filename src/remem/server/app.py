@@ -17,9 +17,8 @@ from starlette.types import ASGIApp
 
 from remem.errors import BadInput
 from remem.server import schemas
-from remem.server.archive_guard import ArchiveGuard
 from remem.server.body import place_of
-from remem.server.guard import CODE, REQUEST, problem_response
+from remem.server.guard import CODE, REQUEST, Guard, problem_response
 from remem.server.logs import log
 from remem.server.routes import add_other_routes, add_stream_routes
 from remem.server.service import Service, release
@@ -56,7 +55,7 @@ def make_app(service: Service) -> tuple[FastAPI, ASGIApp]:
     _add_health(app, service)
     _add_refusals(app)
     app.openapi = lambda: _document(app)  # type: ignore[method-assign]
-    return app, ArchiveGuard(app, service, hot)
+    return app, Guard(app, service, hot)
 
 
 def _add_health(app: FastAPI, service: Service) -> None:

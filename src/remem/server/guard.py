@@ -58,6 +58,8 @@ class Hot(NamedTuple):
     endpoint: Callable[[Request, str], Awaitable[Response]]
 
 
+ARCHIVE_TYPE = "application/octet-stream"
+_ARCHIVE_PATH = re.compile(r"/v1/streams/[^/]+/memory")
 _HOT_PATH = re.compile(r"/v1/streams/([A-Za-z0-9][A-Za-z0-9._:@~-]{0,255})/(events|query)")
 
 
@@ -123,7 +125,11 @@ class Guard:
         if scope["path"] not in OPEN:
             scope[CALLER] = caller = self._caller(headers)
             self._service.buckets.take(caller.tenant)
-        self._check_body(headers)
+        if scope["method"] == "PUT" and _ARCHIVE_PATH.fullmatch(scope["path"]):  # the one body that is no JSON
+            require_scope(caller, "export")
+            self._check_body(headers, ARCHIVE_TYPE, "archive_bytes", self._service.engine.limits.archive_bytes)
+        else:
+            self._check_body(headers, "application/json", "body_bytes", self._service.settings.body_bytes)
 
     def _caller(self, headers: Mapping[str, str]) -> Caller:
         kind, _, token = headers.get("authorization", "").partition(" ")
@@ -133,17 +139,17 @@ class Guard:
             raise Unauthorized("The token is not one of this server's.")
         return caller
 
-    def _check_body(self, headers: Mapping[str, str]) -> None:
-        length, limit = headers.get("content-length", "0"), self._service.settings.body_bytes
-        if not length.isdigit() or len(length) > 15 or int(length) > limit:
-            raise TooLarge(f"The body is longer than {limit} bytes.", limit="body_bytes", most=limit)
+    def _check_body(self, headers: Mapping[str, str], wanted: str, limit: str, most: int) -> None:
+        length = headers.get("content-length", "0")
+        if not length.isdigit() or len(length) > 15 or int(length) > most:
+            raise TooLarge(f"The body is longer than {most} bytes.", limit=limit, most=most)
         if headers.get("content-encoding", "identity") != "identity":
             raise UnsupportedType("The body is compressed; send it as it is.")
         if length == "0" and "transfer-encoding" not in headers:
             return
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            raise UnsupportedType("The body's content type is not application/json.")
+        if kind != wanted:
+            raise UnsupportedType(f"The body's content type is not {wanted}.")
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "-")

@@ -12,10 +12,9 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
 from remem.server import schemas
-from remem.server.archive_guard import ARCHIVE_TYPE
 from remem.server.body import Form, as_form, parse_json, read_body
 from remem.server.flights import KEY_PARAMETER, key_of
-from remem.server.guard import CALLER, DEADLINE, Hot, require_scope
+from remem.server.guard import ARCHIVE_TYPE, CALLER, DEADLINE, Hot, require_scope
 from remem.server.service import Service, as_json
 from remem.server.work import Busy
 from remem.service.asking import Question
