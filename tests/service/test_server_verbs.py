@@ -75,31 +75,6 @@ def test_a_stream_expires_over_http(server: Server, client: Client) -> None:
     assert stream.query("?").answer == folded(["x"])
 
 
-def test_what_has_expired_is_gone_from_the_reader_as_well(tmp_path: Path) -> None:
-    forgotten: list[str] = []
-
-    class Reader:
-        def forget(self, birth: str) -> None:
-            forgotten.append(birth)
-
-        def close(self) -> None:
-            return
-
-    engine = MemoryEngine.open(tmp_path / "memories.db", HashChain(), sweep_seconds=3600)
-    service = Service(engine, TokenFile(tmp_path / "tokens.json"), ServerSettings(), Metrics())
-    service.questions.reader = Reader()  # type: ignore[assignment]
-    try:
-        for name in ("swept", "anew", "deleted"):
-            engine.create(name, ttl=0.05)
-        time.sleep(0.06)
-        engine.append("anew", ["a"])
-        engine.delete("deleted")
-        assert engine.sweep() == 1
-        assert len(set(forgotten)) == 3
-    finally:
-        service.close()
-
-
 def test_a_key_gives_the_first_reply_again_or_is_refused(server: Server) -> None:
     def send(key: str, body: Any, verb: str = "events") -> Any:
         return server.request("POST", f"/v1/streams/keyed/{verb}", body, headers={"Idempotency-Key": key})
