@@ -1,8 +1,8 @@
 """Kernels in C for the CPU, compiled where they are first used; without a compiler there are none, and nothing fails.
 
 A kernel is a C file beside its reference, and no part of Torch's headers is needed: a second of compiling, once for a
-machine. The result is kept in `~/.cache/remem` (or `$XDG_CACHE_HOME/remem`) under a name that depends on the source, the
-compiler and the processor. `REMEM_NATIVE=0` turns all of them off.
+machine. The result is kept in `~/.cache/remem` (or `$XDG_CACHE_HOME/remem`) under a name that depends on the source,
+the compiler and the processor. `REMEM_NATIVE=0` turns all of them off.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ static inline float vexp(float x) {
     x = x < -87.0f ? -87.0f : x;
     /* e^x = 2^k e^r with |r| <= ln(2) / 2; ln(2) in two parts, the first of few bits, so that k times it is exact */
     float k = rintf(x * 1.44269504f);
-    float r = (x - k * 0.693359375f) + k * 2.12194440e-4f;
+    /* by name, as sums that may be reordered would put the two together again */
+    float r = __builtin_fmaf(k, 2.12194440e-4f, __builtin_fmaf(-k, 0.693359375f, x));
     float series = 1.0f + r * (1.0f + r * (1.0f / 2 + r * (1.0f / 6 + r * (1.0f / 24 + r * (1.0f / 120
                  + r * (1.0f / 720 + r * (1.0f / 5040)))))));
     int32_t bits = ((int32_t)k + 127) * (1 << 23);
