@@ -139,7 +139,7 @@ def test_babi_from_import_to_table(here: Path, capsys: pytest.CaptureFixture[str
     ("arguments", "said"),
     [
         (["teach"], "no command 'teach'"),
-        (["train", "synthetic/none"], "synthetic/rm"),
+        (["train", "synthetic/none"], "`remem train --help` lists them all"),
         (["train", "babi/rm"], "remem data import"),
         (["train", "--resume"], "needs the folder"),
         (["train", "--resume", "nowhere"], "holds no run"),
@@ -212,7 +212,7 @@ def test_demo_trains_two_models_and_reads_a_stream(here: Path, capsys: pytest.Ca
     ("kind", "ways"),
     [
         ("write", ["segment by segment", "encoded at once"]),
-        ("scan", ["eager loop", "fast scan"]),
+        ("scan", ["eager loop", "fast scan", "floor"]),
         ("train", ["eager", "fast scan", "floor"]),
     ],
 )
@@ -226,6 +226,10 @@ def test_benchmarks_print_and_record_before_and_after(
     assert [row["way"] for row in record["rows"]] == ways
     assert record["rows"][0]["times_eager"] == 1
     assert record["code"]["commit"]
+    assert all(
+        row["ms_least"] <= row["ms_per_step"] <= row["ms_most"] for row in record["rows"] if row["way"] != "floor"
+    )
+    assert record["rows"][0]["peak_memory_mb"] > 0
     for row, line in zip(record["rows"], printed, strict=False):
         assert line.startswith(row["way"])
         assert f"{row['ms_per_step']:.2f} ms" in line

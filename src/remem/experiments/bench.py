@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import platform
@@ -311,6 +312,9 @@ def _peak_of_process() -> Iterator[list[float]]:
             found[0] = max(found[0], resident() - before)
 
     gc.collect()
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):  # what an earlier way has left with the allocator would not show here
+        libc.malloc_trim(0)
     before, found[0] = resident(), 0.0
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -74,7 +74,7 @@ class RehearsalDecoder(nn.Module):
         for layer in layers:
             features = layer(features, mask, memory)
         if fast():
-            features = last.at(features, mask, memory, wanted)
+            features = cast(DecoderLayer, last).at(features, mask, memory, wanted)
         else:
             features = gather_rows(last(features, mask, memory).flatten(1, 2), wanted)
         cls_features, recalled = self.norm(features).tensor_split([2 * f], dim=1)

@@ -62,16 +62,18 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Tensor, "... d"]:
         """Each item attends to the real items of its own segment; what is not `kept` is not projected."""
         qkv = self._heads(items, self.query, self.key, self.value)
+        q, k, v = qkv.unbind(2)
         if items.is_cuda and fast():
-            return self.out(kept(segment_attention(*qkv.unbind(2), mask).flatten(2)))
+            return self.out(kept(segment_attention(q, k, v, mask).flatten(2)))
         if fast() and native.fits(qkv):
             return self.out(kept(native.segment_attention_cpu(qkv, mask).flatten(2)))
-        return self.out(kept(self._attend(*qkv.unbind(2), mask[:, None, None, :])))
+        return self.out(kept(self._attend(q, k, v, mask[:, None, None, :])))
 
     def forward(self, queries: Float[Tensor, "b i d"], keys: Float[Tensor, "b j d"]) -> Float[Tensor, "b i d"]:
         """Each query attends to all keys."""
         q, kv = self._heads(queries, self.query).squeeze(2), self._heads(keys, self.key, self.value)
-        return self.out(self._attend(q, *kv.unbind(2), None))
+        k, v = kv.unbind(2)
+        return self.out(self._attend(q, k, v, None))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [b, heads, i, d/heads]
