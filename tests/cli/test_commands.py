@@ -146,6 +146,7 @@ def test_babi_from_import_to_table(here: Path, capsys: pytest.CaptureFixture[str
         (["train", "synthetic/rm", "--task.num-facts", "401"], "multiple of num_groups"),
         (["train", "synthetic/rm", *TINY, "--model.machine.num-heads", "5"], "5 heads"),
         (["eval", "nowhere"], "does not exist"),
+        (["eval", "nowhere", "--limit", "0"], "at least one stream"),
         (["table", "chess"], "no task 'chess'"),
         (["table", "babi"], "no folder results"),
         (["data", "import", "nowhere"], "does not exist"),
@@ -266,3 +267,9 @@ def test_the_public_names_are_there_and_no_others() -> None:
     assert {f"{task}/{method}" for task in PAPER for method in ("rm-paper", "rm", "rm-no-rehearsal", "ct")} <= set(
         PRESETS
     )
+
+
+def test_an_evaluation_can_be_cut_short(capsys: pytest.CaptureFixture[str]) -> None:
+    model = Path(__file__).parents[2] / "models" / "synthetic"
+    assert run("eval", str(model), "--limit", "5", "--batch-size", "4", "--device", "cpu") == 0
+    assert "questions on 8 streams" in capsys.readouterr().out
