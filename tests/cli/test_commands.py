@@ -140,13 +140,14 @@ def test_babi_from_import_to_table(here: Path, capsys: pytest.CaptureFixture[str
     ("arguments", "said"),
     [
         (["teach"], "no command 'teach'"),
-        (["train", "synthetic/none"], "synthetic/rm"),
+        (["train", "synthetic/none"], "`remem train --help` lists them all"),
         (["train", "babi/rm"], "remem data import"),
         (["train", "--resume"], "needs the folder"),
         (["train", "--resume", "nowhere"], "holds no run"),
         (["train", "synthetic/rm", "--task.num-facts", "401"], "multiple of num_groups"),
         (["train", "synthetic/rm", *TINY, "--model.machine.num-heads", "5"], "5 heads"),
         (["eval", "nowhere"], "does not exist"),
+        (["eval", "nowhere", "--limit", "0"], "at least one stream"),
         (["table", "chess"], "no task 'chess'"),
         (["table", "babi"], "no folder results"),
         (["data", "import", "nowhere"], "does not exist"),
@@ -154,7 +155,9 @@ def test_babi_from_import_to_table(here: Path, capsys: pytest.CaptureFixture[str
         (["data", "show"], "no prepared data"),
         (["bench", "sleep"], "no benchmark"),
         (["bench", "train", "chess/rm"], "no preset"),
-        (["bench", "scan", "--method", "rm"], "takes one preset"),
+        (["train", "synthetic/rn"], "Nearest: synthetic/rm"),
+        (["train", "synthetic/directly-reason", "--task.name", "babi"], "name stands in records and tables"),
+        (["train", "synthetic/directly-reason", "--method", "rm"], "the name of another preset"),
         (["bench", "scan", "synthetic/stm", "--device", "cpu"], "no write scan"),
         (["bench", "write", "synthetic/multi-hop-reason", "--device", "cpu"], "no memory to write to"),
     ],
@@ -211,7 +214,7 @@ def test_demo_trains_two_models_and_reads_a_stream(here: Path, capsys: pytest.Ca
     ("kind", "ways"),
     [
         ("write", ["segment by segment", "encoded at once"]),
-        ("scan", ["eager loop", "fast scan"]),
+        ("scan", ["eager loop", "fast scan", "floor"]),
         ("train", ["eager", "fast scan", "floor"]),
     ],
 )
@@ -225,6 +228,10 @@ def test_benchmarks_print_and_record_before_and_after(
     assert [row["way"] for row in record["rows"]] == ways
     assert record["rows"][0]["times_eager"] == 1
     assert record["code"]["commit"]
+    assert all(
+        row["ms_least"] <= row["ms_per_step"] <= row["ms_most"] for row in record["rows"] if row["way"] != "floor"
+    )
+    assert record["rows"][0]["peak_memory_mb"] > 0
     for row, line in zip(record["rows"], printed, strict=False):
         assert line.startswith(row["way"])
         assert f"{row['ms_per_step']:.2f} ms" in line
@@ -261,3 +268,9 @@ def test_the_public_names_are_there_and_no_others() -> None:
     assert {f"{task}/{method}" for task in PAPER for method in ("rm-paper", "rm", "rm-no-rehearsal", "ct")} <= set(
         PRESETS
     )
+
+
+def test_an_evaluation_can_be_cut_short(capsys: pytest.CaptureFixture[str]) -> None:
+    model = Path(__file__).parents[2] / "models" / "synthetic"
+    assert run("eval", str(model), "--limit", "5", "--batch-size", "4", "--device", "cpu") == 0
+    assert "questions on 8 streams" in capsys.readouterr().out

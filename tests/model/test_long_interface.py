@@ -154,7 +154,7 @@ def test_a_frame_is_recalled_among_others_of_its_stream_and_never_against_itself
     distractors = draw_distractors(stream, fragments, None, rehearsal)
     assert distractors is not None
     assert distractors.shape == (B, 2, 30, E)
-    rehearsed = Rehearsed(torch.randn(B, 2, N, 4), torch.zeros(2, B, 2))
+    rehearsed = Rehearsed(torch.randn(B, 2, fragments.places.shape[2], 4), torch.zeros(2, B, 2))
     embed = VectorEmbedding(width=E, item_dim=4)
     assert recollection_loss(rehearsed, fragments, embed, distractors=distractors) == 0
     other = torch.randn_like(distractors)

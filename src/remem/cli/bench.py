@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -19,22 +19,41 @@ HELP = """usage: remem bench train [PRESET] [OPTIONS]    a training step: plain 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to measure, and where."""
+    """What is measured, and where."""
 
-    preset: tyro.conf.Positional[str] = "synthetic/rm"
+    preset: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="PRESET")] = "synthetic/rm"
     """Preset whose model and data are measured."""
     batch_size: int | None = None
     """Streams a step; by default the preset's."""
     steps: int | None = None
-    """Steps timed for each way, drawn as in training; the mean is shown. By default an epoch on a GPU, 5 on a CPU."""
+    """Steps timed for each way: on a GPU the mean is shown, by default of an epoch; on a CPU the median, of 5."""
     device: str = "auto"
     """cpu, cuda, or auto: a GPU if there is one."""
     precision: Literal["float32", "bf16"] = "float32"
     """Arithmetic of the forward pass."""
-    method: tuple[str, ...] = ()
-    """Methods that `bench train` compares on the preset's task, at equal sizes, with the first."""
     out: Path | None = None
     """File for the figures as JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(Options):
+    """A training step with rehearsal: plain eager PyTorch, the fast ways, and the floor of its arithmetic and bytes."""
+
+    method: tuple[str, ...] = ()
+    """Methods to compare on the preset's task, at equal sizes, with the first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanOptions(Options):
+    """The write scan alone, forward and backward: the plain loop, the fast scan, and the floor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions(Options):
+    """Writing streams into memory: segment by segment, or all segments encoded at once."""
+
+
+OPTIONS = {"train": TrainOptions, "scan": ScanOptions, "write": WriteOptions}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,17 +86,15 @@ def main(argv: list[str]) -> None:
     if argv[0] == "service":
         _bench_service(tyro.cli(ServiceOptions, args=argv[1:], prog="remem bench service"))
         return
-    if argv[0] not in ("train", "scan", "write"):
+    if argv[0] not in OPTIONS:
         raise BadInput(f"There is no benchmark {argv[0]!r}; expected train, scan, write or service.")
-    options = tyro.cli(Options, args=argv[1:], prog=f"remem bench {argv[0]}")
+    options: Options = tyro.cli(OPTIONS[argv[0]], args=argv[1:], prog=f"remem bench {argv[0]}")
     from remem.experiments import bench
 
     def bench_of(preset: str) -> bench.Bench:
         return bench.make_bench(preset, options.batch_size, options.steps, options.device, options.precision)
 
-    if options.method:
-        if argv[0] != "train":
-            raise BadInput(f"--method compares training steps; `remem bench {argv[0]}` takes one preset.")
+    if isinstance(options, TrainOptions) and options.method:
         task = options.preset.partition("/")[0]
         for row in bench.bench_methods([bench_of(f"{task}/{method}") for method in options.method], options.out):
             print(row, flush=True)

@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Options:
     """Run every check; the first that fails ends it with exit code 1."""
 
-    memory: tyro.conf.Positional[str]
+    memory: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="PRESET|MODULE:FUNCTION")]
     """A preset such as synthetic/dnc, or PACKAGE.MODULE:FUNCTION that returns a memory."""
     item_dim: int = 16
     """Width of the items. A preset is built at this width; a function of your own must return a memory for it."""

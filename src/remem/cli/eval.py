@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import tyro
+
+from remem.errors import BadInput
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +25,8 @@ class Options:
     """How to print them."""
     batch_size: int = 128
     """Streams at a time."""
+    limit: int | None = None
+    """Test about this many streams alone, in whole batches; by default all."""
     device: str = "auto"
     """cpu, cuda, or auto: a GPU if there is one."""
 
@@ -29,6 +34,8 @@ class Options:
 def main(argv: list[str]) -> None:
     """Load, test, print."""
     options = tyro.cli(Options, args=argv, prog="remem eval")
+    if options.limit is not None and options.limit < 1:
+        raise BadInput(f"--limit {options.limit}: expected at least one stream.")
     from remem.bundle import load_bundle
     from remem.tasks.base import plain
     from remem.tasks.load import load_task
@@ -39,7 +46,17 @@ def main(argv: list[str]) -> None:
     bundle = load_bundle(options.model)
     task = load_task(bundle.run.task, bundle.codec)
     split = (task.load("test") if options.data is None else task.read(options.data)).to(device)
-    tally = evaluate(bundle.model.to(device), split, batch_size=options.batch_size)
+    total, seen = len(split), 0
+
+    def progress(done: int) -> None:
+        nonlocal seen
+        seen = done
+        if sys.stderr.isatty():
+            print(f"\r{done} of {total} streams", end="" if done < total else "\n", file=sys.stderr, flush=True)
+
+    tally = evaluate(
+        bundle.model.to(device), split, batch_size=options.batch_size, limit=options.limit, progress=progress
+    )
     metrics = task.metrics(tally)
     if options.format == "json":
         parts = {task.part_names[p]: {"right": plain(r), "total": n} for p, (r, n) in sorted(tally.parts.items())}
@@ -58,6 +75,6 @@ def main(argv: list[str]) -> None:
             )
         )
         return
-    print(f"{task.name}/{bundle.run.method}, {tally.questions} questions on {len(split)} streams")
+    print(f"{task.name}/{bundle.run.method}, {tally.questions} questions on {seen} streams")
     for name, value in (metrics | task.beside()).items():
         print(f"{name:<20} {value:8.2f}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from difflib import get_close_matches
+from textwrap import fill
 
 from remem.errors import BadInput
 from remem.settings.baselines import (
@@ -280,7 +282,28 @@ PRESETS: dict[str, Run] = {
 
 
 def find_preset(name: str) -> Run:
-    """The preset of a name; an unknown one is answered with those there are."""
+    """The preset of a name; an unknown one is answered with those that are most like it."""
     if name not in PRESETS:
-        raise BadInput(f"{name!r} is no preset. There are: {', '.join(PRESETS)}.")
+        near = get_close_matches(name, PRESETS, n=3, cutoff=0.0)
+        raise BadInput(f"{name!r} is no preset. Nearest: {', '.join(near)}; `remem train --help` lists them all.")
     return PRESETS[name]
+
+
+def list_presets() -> str:
+    """All presets, a line a task: first the methods that every task has, then what each has besides."""
+    methods: dict[str, list[str]] = {}
+    for name in PRESETS:
+        task, method = name.split("/")
+        methods.setdefault(task, []).append(method)
+    shared = [method for method in next(iter(methods.values())) if all(method in own for own in methods.values())]
+    lines = {"all tasks": shared} | {task: [m for m in own if m not in shared] for task, own in methods.items()}
+    return "\n".join(
+        fill(
+            ", ".join(own) or "no others",
+            112,
+            initial_indent=f"  {task:<15}",
+            subsequent_indent=" " * 17,
+            break_on_hyphens=False,
+        )
+        for task, own in lines.items()
+    )

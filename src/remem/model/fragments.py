@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,12 @@ class Fragments(NamedTuple):
     item_mask: Bool[Tensor, "b f n"]  # real items
     masked: Bool[Tensor, "b f n"]  # hidden from the decoder, in positives and negatives alike
     mask: Bool[Tensor, "b f"]  # real fragments: a short stream may have fewer than B
+    places: Int[Tensor, "b f p"]  # where the masked items are, in turn: as many as a fragment can have
+    place_mask: Bool[Tensor, "b f p"]  # a short fragment has fewer, and then a place means nothing
+
+    def at_places(self, values: Tensor) -> Tensor:
+        """Of something that every item has, that of the masked ones: [b, f, n, ...] -> [b, f, p, ...]."""
+        return gather_rows(values.flatten(0, 1), self.places.flatten(0, 1)).unflatten(0, self.places.shape[:2])
 
 
 def make_fragments(
@@ -40,7 +47,20 @@ def make_fragments(
     replaced = choose_share(item_mask & ~masked, replace_ratio)
     others = items_of_others(stream, item_mask.shape)
     negative_items = torch.where(replaced.view(*replaced.shape, *(1,) * (items.ndim - 3)), others, items)
-    return Fragments(items, negative_items, item_mask, masked, chosen_mask)
+    most = share_of(item_mask.shape[-1], mask_ratio)
+    return Fragments(items, negative_items, item_mask, masked, chosen_mask, *true_places(masked, most))
+
+
+def true_places(mask: Bool[Tensor, "*b n"], most: int) -> tuple[Int[Tensor, "*b p"], Bool[Tensor, "*b p"]]:
+    """Where each row is true, from left to right, in a table `most` wide; and which entries of that are meant."""
+    turn = torch.arange(1, most + 1, device=mask.device)[:, None]
+    found = mask[..., None, :] & (mask.cumsum(dim=-1)[..., None, :] == turn)  # [*b, p, n]
+    return found.int().argmax(dim=-1), found.any(dim=-1)
+
+
+def share_of(count: int, ratio: float) -> int:
+    """Ratio times count, halves rounded up: how many of a full row are chosen."""
+    return math.floor(count * ratio + 0.5)
 
 
 def choose_share(candidates: Bool[Tensor, "*b n"], ratio: float) -> Bool[Tensor, "*b n"]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -12,13 +12,15 @@ from torch.nn import functional as F
 from remem.data.batch import StreamBatch
 from remem.model.embed import ItemEmbedding, VectorEmbedding
 from remem.model.fragments import Fragments, random_items
+from remem.model.interface import gather_rows
 from remem.model.transformer import DecoderLayer, PositionCode, final_norm, scale_of
+from remem.ops.paths import fast
 
 
 class Rehearsed(NamedTuple):
     """What the decoder makes of the fragments."""
 
-    recalled: Float[Tensor, "b f n d"]  # r_[m_i] of the positives, at every place
+    recalled: Float[Tensor, "b f p d"]  # r_[m_i] of the positives, at the fragments' places
     familiarity_logit: Float[Tensor, "2 b f"]  # s+ and s- before the sigmoid
 
 
@@ -53,7 +55,10 @@ class RehearsalDecoder(nn.Module):
     def forward(
         self, fragments: Fragments, embed: ItemEmbedding | VectorEmbedding, memory: Float[Tensor, "b k d"]
     ) -> Rehearsed:
-        """Positives and negatives in one pass."""
+        """Positives and negatives in one pass.
+
+        Only [cls] and, of positives, the masked places are read, so the last layer need not go on with others.
+        """
         both = torch.cat([fragments.items, fragments.negative_items], dim=1)  # [b, 2f, n] or [b, 2f, n, e]
         hidden = fragments.masked.repeat(1, 2, 1)[..., None]
         items = torch.where(hidden, self.mask_item, embed(both))
@@ -62,11 +67,19 @@ class RehearsalDecoder(nn.Module):
         # [cls] is always there, so no fragment is without a place to attend to
         mask = F.pad(fragments.item_mask.repeat(1, 2, 1), (1, 0), value=True)
         memory = self.read_norm(memory)
-        for layer in self.layers:
+        (b, f), place = fragments.mask.shape, fragments.places + 1  # after [cls]
+        first = torch.arange(2 * f, device=place.device) * features.shape[2]  # where each [cls] is in its stream
+        wanted = torch.cat([first.expand(b, -1), (first[:f, None] + place).flatten(1)], dim=1)  # [b, 2f + fp]
+        *layers, last = self.layers
+        for layer in layers:
             features = layer(features, mask, memory)
-        positives, negatives = self.norm(features).chunk(2, dim=1)
-        cls_features = torch.stack([positives[:, :, 0], negatives[:, :, 0]])
-        return Rehearsed(positives[:, :, 1:], self.familiarity(cls_features).squeeze(-1))
+        if fast():
+            features = cast(DecoderLayer, last).at(features, mask, memory, wanted)
+        else:
+            features = gather_rows(last(features, mask, memory).flatten(1, 2), wanted)
+        cls_features, recalled = self.norm(features).tensor_split([2 * f], dim=1)
+        logits = self.familiarity(cls_features).view(b, 2, f).transpose(0, 1)
+        return Rehearsed(recalled.unflatten(1, place.shape[1:]), logits)
 
 
 def recollection_loss(
@@ -81,20 +94,19 @@ def recollection_loss(
 
     L_i = log exp(r_i . y_i) / (exp(r_i . y_i) + sum_j exp(r_i . y_j))     L_rec = -(2 / N) sum_i L_i
     """
+    items = fragments.at_places(fragments.items)
     if distractors is None:
         assert isinstance(embed, ItemEmbedding), "vectors have no vocabulary to contrast with"
-        logits = scale * F.linear(rehearsed.recalled, embed.table.weight).float()  # [b, f, n, items]
-        loss = F.cross_entropy(logits.flatten(0, 2), fragments.items.flatten(), reduction="none").view_as(
-            fragments.items
-        )
+        logits = scale * F.linear(rehearsed.recalled, embed.table.weight).float()  # [b, f, p, items]
+        loss = F.cross_entropy(logits.flatten(0, 2), items.flatten(), reduction="none").view_as(items)
     else:
-        true = (rehearsed.recalled * embed(fragments.items)).sum(dim=-1, keepdim=True)
-        wrong = rehearsed.recalled @ embed(distractors).mT  # [b, f, n, j]
+        true = (rehearsed.recalled * embed(items)).sum(dim=-1, keepdim=True)
+        wrong = rehearsed.recalled @ embed(distractors).mT  # [b, f, p, j]
         # a distractor that is the true item itself would be counted on both sides
-        same = item_keys(distractors)[:, :, None] == item_keys(fragments.items)[..., None]
+        same = item_keys(distractors)[:, :, None] == item_keys(items)[..., None]
         logits = scale * torch.cat([true, wrong.masked_fill(same, -torch.inf)], dim=-1).float()
         loss = -logits.log_softmax(dim=-1)[..., 0]
-    return _mean_over(loss, fragments.masked)
+    return _mean_over(loss, fragments.place_mask)
 
 
 def familiarity_loss(rehearsed: Rehearsed, fragments: Fragments) -> Float[Tensor, ""]:

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remem.errors import BadInput
+from remem.model.interface import gather_rows
 from remem.ops.paths import fast
-from remem.ops.segment_attention import segment_attention
+from remem.ops.segment_attention import native, segment_attention
 
 
 class PositionCode(nn.Module):
@@ -53,29 +54,38 @@ class MultiHeadAttention(nn.Module):
         self.num_heads = num_heads
         self.query, self.key, self.value, self.out = (nn.Linear(dim, dim) for _ in range(4))
 
-    def within(self, items: Float[Tensor, "b n d"], mask: Bool[Tensor, "b n"]) -> Float[Tensor, "b n d"]:
-        """Each item attends to the real items of its own segment."""
-        q, k, v = self._heads(items, self.query, self.key, self.value)
+    def within(
+        self,
+        items: Float[Tensor, "b n d"],
+        mask: Bool[Tensor, "b n"],
+        kept: Callable[[Tensor], Tensor] = lambda mixed: mixed,
+    ) -> Float[Tensor, "... d"]:
+        """Each item attends to the real items of its own segment; what is not `kept` is not projected."""
+        qkv = self._heads(items, self.query, self.key, self.value)
+        q, k, v = qkv.unbind(2)
         if items.is_cuda and fast():
-            return self.out(segment_attention(q, k, v, mask).flatten(2))
-        return self._attend(q, k, v, mask[:, None, None, :])
+            return self.out(kept(segment_attention(q, k, v, mask).flatten(2)))
+        if fast() and native.fits(qkv):
+            return self.out(kept(native.segment_attention_cpu(qkv, mask).flatten(2)))
+        return self.out(kept(self._attend(q, k, v, mask[:, None, None, :])))
 
     def forward(self, queries: Float[Tensor, "b i d"], keys: Float[Tensor, "b j d"]) -> Float[Tensor, "b i d"]:
         """Each query attends to all keys."""
-        (q,), (k, v) = self._heads(queries, self.query), self._heads(keys, self.key, self.value)
-        return self._attend(q, k, v, None)
+        q, kv = self._heads(queries, self.query).squeeze(2), self._heads(keys, self.key, self.value)
+        k, v = kv.unbind(2)
+        return self.out(self._attend(q, k, v, None))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [b, heads, i, d/heads]
         mixed = F.scaled_dot_product_attention(q, k, v, mask)
-        return self.out(mixed.transpose(1, 2).flatten(2))
+        return mixed.transpose(1, 2).flatten(2)
 
-    def _heads(self, x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
-        """Several projections in one product, each as [b, i, heads, d/heads]."""
+    def _heads(self, x: Tensor, *layers: nn.Linear) -> Tensor:
+        """Several projections in one product: [b, i, layers, heads, d/heads]."""
         weight, bias = (
             torch.cat(parts) for parts in zip(*((layer.weight, layer.bias) for layer in layers), strict=True)
         )
-        return F.linear(x, weight, bias).unflatten(-1, (len(layers), self.num_heads, -1)).unbind(-3)
+        return F.linear(x, weight, bias).unflatten(-1, (len(layers), self.num_heads, -1))
 
 
 def attendable(mask: Bool[Tensor, "*b n"]) -> Bool[Tensor, "*b n"]:
@@ -97,10 +107,13 @@ class _Residual(nn.Module):
         super().__init__()
         self.norm, self.dropout, self.pre_norm = nn.LayerNorm(dim), nn.Dropout(dropout), pre_norm
 
-    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(
+        self, x: Tensor, sublayer: Callable[[Tensor], Tensor], kept: Callable[[Tensor], Tensor] = lambda x: x
+    ) -> Tensor:
+        """With `kept`, of a sub-layer that gives some places alone, the same places of x."""
         if self.pre_norm:
-            return x + self.dropout(sublayer(self.norm(x)))
-        return self.norm(x + self.dropout(sublayer(x)))
+            return kept(x) + self.dropout(sublayer(self.norm(x)))
+        return self.norm(kept(x) + self.dropout(sublayer(x)))
 
 
 class EncoderLayer(nn.Module):
@@ -131,13 +144,27 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Float[Tensor, "b f n d"], mask: Bool[Tensor, "b f n"], memory: Float[Tensor, "b k d"]
     ) -> Float[Tensor, "b f n d"]:
+        return self._layer(x, mask, memory, lambda y: y.reshape(len(x), -1, y.shape[-1])).view_as(x)
+
+    def at(
+        self,
+        x: Float[Tensor, "b f n d"],
+        mask: Bool[Tensor, "b f n"],
+        memory: Float[Tensor, "b k d"],
+        places: Int[Tensor, "b p"],
+    ) -> Float[Tensor, "b p d"]:
+        """The layer at some places alone, counted over all fragments of a stream: for a last layer that others ignore.
+
+        Every place is still attended to; but what comes after self-attention is done for the places asked for.
+        """
+        return self._layer(x, mask, memory, lambda y: gather_rows(y.reshape(len(x), -1, y.shape[-1]), places))
+
+    def _layer(self, x: Tensor, mask: Tensor, memory: Tensor, kept: Callable[[Tensor], Tensor]) -> Tensor:
+        """All the layer does; `kept` brings the fragments of a stream together, and may leave places out."""
         attend, recall, feed = self.residuals
-
-        def within_fragments(y: Tensor) -> Tensor:
-            return self.attention.within(y.flatten(0, 1), mask.flatten(0, 1)).view_as(y)
-
+        x = attend(x, lambda y: self.attention.within(y.flatten(0, 1), mask.flatten(0, 1), kept), kept)
         # all fragments of a stream ask the same memory, so its keys and values are computed once
-        x = recall(attend(x, within_fragments), lambda y: self.recall(y.flatten(1, 2), memory).view_as(y))
+        x = recall(x, lambda y: self.recall(y, memory))
         return feed(x, self.feed_forward)
 
 

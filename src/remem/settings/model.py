@@ -55,7 +55,7 @@ class ReasonerSettings:
     slot_heads: int = 4
     """Attention heads of these layers."""
     dropout: float = 0.0
-    """Dropout of these layers."""
+    """Dropout of the thinking layers and of the slot layers."""
     tie_query_words: bool = False
     """Ours: questions share the items' embedding, where both are words of one vocabulary."""
     match_candidates: bool = False
@@ -103,7 +103,7 @@ class RehearsalSettings:
     num_heads: int = 4
     """Attention heads of the decoder."""
     dropout: float = 0.0
-    """The same for the decoder."""
+    """Dropout on the output of each sub-layer of the rehearsal decoder and inside its feed-forward."""
     anytime: bool = False
     """Ours: rehearse from the memory at a random moment before the question, not only at the question itself."""
     read_norm: bool = False

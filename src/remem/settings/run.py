@@ -20,7 +20,7 @@ class TrainSettings:
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """What makes a step of a gradient."""
     learning_rate: float = 1e-3
-    """Initial learning rate."""
+    """Highest learning rate: where the warm-up ends and the schedule begins."""
     momentum: float = 0.0
     """Momentum of RMSprop; Adam keeps nine tenths of its mean gradient whatever is given here."""
     beta2: float = 0.999

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,15 +18,30 @@ from remem.training.precision import autocast
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, split: Split, *, batch_size: int, precision: str = "float32") -> Tally:
-    """A model here is anything that gives scores for (stream, query)."""
+def evaluate(
+    model: nn.Module,
+    split: Split,
+    *,
+    batch_size: int,
+    precision: str = "float32",
+    limit: int | None = None,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Tally:
+    """A model here is anything that gives scores for (stream, query).
+
+    With a limit, batches are taken until they hold that many streams; `progress` hears how many are done.
+    """
     was_training = model.training
     model.eval()
-    tally = Tally()
+    tally, done = Tally(), 0
     for batch in evaluation_batches(split, batch_size):
         with compiled_where_it_pays(model), autocast(batch.ids.device, precision):
             scores = model(batch.stream, batch.query)
         count(tally, batch.query, scores)
+        done += len(batch.ids)
+        progress(done)
+        if limit is not None and done >= limit:
+            break
     model.train(was_training)
     return tally
 

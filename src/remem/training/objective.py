@@ -14,7 +14,7 @@ from remem.data.batch import Batch, QueryBatch, StreamBatch
 from remem.errors import BadInput
 from remem.model.assembly import MemoryModel
 from remem.model.fragments import Fragments, make_fragments, random_below
-from remem.model.interface import OwnLosses, Trace, gather_rows
+from remem.model.interface import DirectReasoner, OwnLosses, Trace, gather_rows
 from remem.model.rehearsal import familiarity_loss, item_set_distractors, recollection_loss, stream_distractors
 from remem.model.sampler import HistorySampler, RandomSampler, Sampler
 from remem.settings.model import RehearsalSettings
@@ -191,7 +191,8 @@ class DirectObjective:
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Logs]:
         if not isinstance(self.model, OwnLosses):
-            loss = reason_loss(self.model(batch.stream, batch.query), batch.query)
+            reason: DirectReasoner = self.model
+            loss = reason_loss(reason(batch.stream, batch.query), batch.query)
             return loss, {"loss": loss.detach()}
         answers = self.model.answer_and_losses(batch.stream, batch.query)
         losses = {"reason": reason_loss(answers.scores, batch.query), **answers.losses}

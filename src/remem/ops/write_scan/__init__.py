@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from remem.ops.paths import HAS_TRITON, fast, reference_only
-from remem.ops.write_scan import reference
+from remem.ops.write_scan import native, reference
 from remem.ops.write_scan.cpu import CpuScan
 from remem.ops.write_scan.reference import Scanned, ScanWeights
 
@@ -39,6 +39,8 @@ def write_scan(
         return reference.write_scan(slots, features, item_mask, order, segment_mask, weights, gain)
     real = item_mask[order] & segment_mask[..., None]
     scan = fused(slots, features, item_mask, weights, gain)
+    if not slots.is_cuda and _trains(*scan) and native.available():
+        return Scanned(*native.NativeScan.apply(*scan[:2], real, order, *scan[2:], in_turn))  # type: ignore[no-untyped-call]
     if not slots.is_cuda:
         return Scanned(*CpuScan.apply(*scan[:2], real, order, *scan[2:]))  # type: ignore[no-untyped-call]
     with torch.autocast("cuda", enabled=False):
@@ -80,6 +82,11 @@ def _has_fast_path(slots: Tensor, features: Tensor) -> bool:
         return not torch.is_autocast_enabled("cpu") and features.dtype == torch.float32
     widest = 256 if torch.is_autocast_enabled("cuda") or features.dtype == torch.bfloat16 else 128
     return HAS_TRITON and features.shape[2] <= widest and max(features.shape[1], slots.shape[1]) <= 64
+
+
+def _trains(*tensors: Tensor) -> bool:
+    """Whether gradients are wanted: a memory that is served must not depend on whether there is a compiler."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 # Operations of their own, so that torch.compile takes each as one node without looking inside; Triton is imported by
