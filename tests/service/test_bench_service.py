@@ -98,6 +98,11 @@ def figures(record: dict[str, Any]) -> str:
             times = [row[f"{verb}_ms"][name] for name in ("p50", "p99", "max")]
             cells = [row["load"], row["errors"], verb, *times, row["server_cpu"]]
             lines.append("| " + " | ".join(map(str, cells)) + " |")
+    lines += ["", "| events in the stream | append p50 ms | query p50 ms | bytes |", "| ---: | ---: | ---: | ---: |"]
+    for row in record["flat"]["rows"]:
+        for name in ("short", "long"):
+            times = [row[verb][f"p50_{name}_ms"] for verb in ("append", "query")]
+            lines.append("| " + " | ".join(map(str, [row[name], *times, row["bytes"][str(row[name])]])) + " |")
     lines += ["", "| events | way | p50 ms | CPU ms | bytes a stream | right % |",
               "| ---: | --- | ---: | ---: | ---: | ---: |"]  # fmt: skip
     for row in record["reread"]["rows"]:
