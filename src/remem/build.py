@@ -338,6 +338,7 @@ def _reasoner(settings: ModelSettings, row_dim: int) -> MultiHopReasoner:
         score_gain=settings.reasoner.read_score_gain,
         read_norm=settings.reasoner.read_norm,
         thinking_layers=settings.reasoner.thinking_layers,
+        compare=settings.reasoner.compare,
         slot_layers=settings.reasoner.slot_layers,
         slot_heads=settings.reasoner.slot_heads,
         dropout=settings.reasoner.dropout,

@@ -49,6 +49,8 @@ class ReasonerSettings:
     """Ours: LayerNorm on the memory where the reasoner reads it."""
     thinking_layers: bool = False
     """Ours: q <- LayerNorm(q + W_2 relu(W_1 [e; q])) in each hop instead of W^q [e; q], which is linear throughout."""
+    compare: bool = False
+    """Ours: these layers see the product of evidence and question as well, element by element."""
     slot_layers: int = 0
     """Ours: Transformer layers in which question and slots see one another before the hops; in the paper slots never
     meet, so that what two of them say together must be put together while writing."""

@@ -49,7 +49,8 @@ def plain_lists(log: ClickLog, settings: ClickTask) -> Metrics:
     """
     if log.responses or log.targets is not None:
         return {}
-    whens = [cut.part % FINAL for user in log.numbers("test") for cut in cuts_of(log, user, settings, "test")]
+    cuts = (cut for user in log.numbers("test") for cut in cuts_of(log, user, settings, "test"))
+    whens = [cut.asked[-1].part % FINAL for cut in cuts]
     found = {}
     for number, length in enumerate((*(age for age in AGES if age < settings.history), settings.history)):
         last = 2 if length == settings.history else number  # what was met at all was met in the history
