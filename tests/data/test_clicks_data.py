@@ -107,7 +107,7 @@ def test_asking_along_a_stream_asks_for_what_comes_next_at_each_moment(tmp_path:
         batch = split.batch(number, torch.arange(len(split.buckets[number])))
         for row, (user, cut) in enumerate(cuts[i] for i in batch.ids.tolist()):
             history, first = log.history(user), cut.first - int(log.users[user, 0])
-            read = list(range(15, cut.end - cut.first, 5)) + [cut.end - cut.first]  # least = 12, segments of 5
+            read = [*range(15, cut.end - cut.first, 5), cut.end - cut.first]  # least = 12, segments of 5
             assert [asked.read for asked in cut.asked] == read
             each = len(cut.asked[0].items)
             assert int(batch.query.mask[row].sum()) == len(read) * each
