@@ -102,7 +102,7 @@ def cuts_of(log: ClickLog, user: int, task: ClickTask, split: str) -> Iterator[C
     if log.targets is not None:
         first = max(0, len(history) - task.history)
         clicked, other = log.targets[user].tolist()
-        asked = _asked(history, first, len(history), (clicked, other), (1, 0), final=True)
+        asked = _asked(history[first:] == clicked, (clicked, other), (1, 0), final=True)
         yield Cut(start + first, start + len(history), (asked,))
         return
     last = len(history) - 1
@@ -131,27 +131,19 @@ class _Questioner:
     def __call__(self, first: int, place: int) -> Asked:
         target, final = int(self.history[place]), place == self.final
         if self.log.responses:
-            same = (self.history >> 1) == target >> 1
-            return _asked(self.history, first, place, (target | 1,), (target & 1,), final=final, same=same)
+            same = (self.history[first:place] >> 1) == target >> 1
+            return _asked(same, (target | 1,), (target & 1,), final=final)
         negatives = _negatives(self.log, self.random, self.first_met, place, self.count)
-        return _asked(self.history, first, place, (target, *negatives), (1, *(0,) * self.count), final=final)
+        same = self.history[first:place] == target
+        return _asked(same, (target, *negatives), (1, *(0,) * self.count), final=final)
 
 
-def _asked(
-    history: Ints,
-    first: int,
-    place: int,
-    items: tuple[int, ...],
-    clicked: tuple[int, ...],
-    *,
-    final: bool,
-    same: npt.NDArray[np.bool_] | None = None,
-) -> Asked:
-    met = np.flatnonzero((history == items[0] if same is None else same)[first:place])
+def _asked(same: npt.NDArray[np.bool_], items: tuple[int, ...], clicked: tuple[int, ...], *, final: bool) -> Asked:
+    """What is asked after the events of which `same` says whether they meet the first item."""
+    met = np.flatnonzero(same)
     evidence = int(met[-1]) if len(met) else -1
-    ago = place - first - evidence
-    part = 3 if evidence < 0 else sum(ago > age for age in AGES)
-    return Asked(place - first, items, clicked, part + FINAL * final, evidence)
+    part = 3 if evidence < 0 else sum(len(same) - evidence > age for age in AGES)
+    return Asked(len(same), items, clicked, part + FINAL * final, evidence)
 
 
 def _negatives(log: ClickLog, random: StableRandom, first_met: dict[int, int], place: int, count: int) -> list[int]:
