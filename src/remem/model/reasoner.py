@@ -14,8 +14,8 @@ from remem.ops.precision import at_least_float32
 class ThinkingLayer(nn.Module):
     """q <- LayerNorm(q + W_2 relu(W_1 [e; q])): an answer may depend on how question and evidence go together.
 
-    With `compare` it is W_1 [e; q; (W_3 e) * q]. Whether a question is like its evidence is a sum of products, which
-    a layer of sums has to learn from many examples.
+    With `compare` it is W_1 [e; q; (W_3 e) * q], where W_3 starts as the identity. Whether a question is like its
+    evidence is a sum of products, which a layer of sums has to learn from many examples.
     """
 
     def __init__(self, *, item_dim: int, model_dim: int, compare: bool = False) -> None:
@@ -24,6 +24,8 @@ class ThinkingLayer(nn.Module):
         self.outer = nn.Linear(2 * model_dim, model_dim)
         self.norm = nn.LayerNorm(model_dim)
         self.beside = nn.Linear(item_dim, model_dim, bias=False) if compare else None  # W_3
+        if self.beside is not None:
+            nn.init.eye_(self.beside.weight)
 
     def forward(self, both: Float[Tensor, "*b e"]) -> Float[Tensor, "*b m"]:
         query = both[..., -self.outer.out_features :]
