@@ -98,13 +98,18 @@ def _improved(paper: ModelSettings, **reasoner: bool) -> ModelSettings:
 
 RM_PASSAGE = _improved(PAPER_LONG, tie_query_words=True, match_candidates=True)
 RM_VIDEO = _improved(PAPER_VIDEO, thinking_layers=True)
-RM_CLICKS = _improved(PAPER_CLICKS, thinking_layers=True)
+# Most clicks are on items met before: slots start as sums of items, and keep; target and evidence are compared.
+RM_CLICKS = with_machine(
+    _improved(PAPER_CLICKS, thinking_layers=True, compare=True), copy_start=True, keep_bias=3.0
+)  # fmt: skip
 
 
-def _long(task: Task, model: ModelSettings, *, steps: int, batch_size: int, every: int) -> Run:
+def _long(
+    task: Task, model: ModelSettings, *, steps: int, batch_size: int, every: int, rate: float = 1e-3, warm_up: int = 200
+) -> Run:
     train = TrainSettings(
-        steps=steps, batch_size=batch_size, schedule="cosine", warmup_steps=200, weight_decay=0.01, eval_every=every,
-        checkpoint_every=every,
+        steps=steps, batch_size=batch_size, learning_rate=rate, schedule="cosine", warmup_steps=warm_up,
+        weight_decay=0.01, eval_every=every, checkpoint_every=every,
     )  # fmt: skip
     return Run(
         method="rm-paper",
@@ -118,9 +123,17 @@ def _long(task: Task, model: ModelSettings, *, steps: int, batch_size: int, ever
 _NARRATIVEQA = _long(NarrativeQATask(), PAPER_LONG, steps=3000, batch_size=16, every=100)
 _ACTIVITYNETQA = _long(ActivityNetQATask(), PAPER_VIDEO, steps=4000, batch_size=64, every=200)
 _CLICKS = [
-    _long(ClickTask(name=name), PAPER_CLICKS, steps=5000, batch_size=128, every=250)
-    for name in ("xlong", "lastfm", "assistments", "clicks")
-]
+    _long(ClickTask(name="xlong"), PAPER_CLICKS, steps=5000, batch_size=128, every=250),
+    # few users, and one target a history teaches little: asked along it, and batches that suit what reads item by item
+    *(
+        _long(
+            ClickTask(name=name, along=2), PAPER_CLICKS,
+            steps=800, batch_size=256, every=100, rate=2e-3, warm_up=80,
+        )
+        for name in ("lastfm", "assistments")
+    ),
+    _long(ClickTask(name="clicks", along=2), PAPER_CLICKS, steps=5000, batch_size=128, every=250),
+]  # fmt: skip
 
 # The reduced task of `remem demo`, for two CPU cores: both rows learn it, as rehearsal is meant for longer streams.
 _DEMO_MODEL = rm_improvements(
