@@ -225,6 +225,12 @@ def _click_rivals(paper: Run, model: ModelSettings) -> list[Run]:
     ]
 
 
+def _pretrained(paper: Run, model: ModelSettings, steps: int) -> Run:
+    """`rm` that has rehearsed the streams without questions first."""
+    pretrain = replace(paper.train, steps=steps, warmup_steps=steps // 10)
+    return replace(paper, method="rm-pretrained", model=model, pretrain=pretrain)
+
+
 _TEXT_READERS: dict[str, BaselineSettings] = {"as-reader": ASReaderSettings(), "e2e-mn": E2EMNSettings()}
 _VIDEO_READERS: dict[str, BaselineSettings] = {
     "e-vqa": EVQASettings(), "e-mn": EMNSettings(), "e-sa": ESASettings(), "hcrn": HCRNSettings(),
@@ -283,7 +289,7 @@ PRESETS: dict[str, Run] = {
         *_family(_SYNTHETIC, RM), *_rivals(_SYNTHETIC, RM),
         *_family(_BABI, RM_TEXT), *_rivals(_BABI, RM_TEXT), *_natives(),
         *_family(_NARRATIVEQA, RM_PASSAGE), *_rivals(_NARRATIVEQA, RM_PASSAGE),
-        *_readers(_NARRATIVEQA, RM_PASSAGE, _TEXT_READERS),
+        *_readers(_NARRATIVEQA, RM_PASSAGE, _TEXT_READERS), _pretrained(_NARRATIVEQA, RM_PASSAGE, steps=1000),
         *_family(_ACTIVITYNETQA, RM_VIDEO), *_rivals(_ACTIVITYNETQA, RM_VIDEO),
         *_readers(_ACTIVITYNETQA, RM_VIDEO, _VIDEO_READERS),
         *(run for clicks in _CLICKS for run in (*_family(clicks, RM_CLICKS), *_rivals(clicks, RM_CLICKS))),
