@@ -21,9 +21,7 @@ from remem.streaming.memory import StreamMemory
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "examples").glob("*.py")])
-RECORDS = [
-    path for path in sorted((ROOT / "results").rglob("*.json")) if path.parent.name not in ("bench", FOLDER)
-]
+RECORDS = [path for path in sorted((ROOT / "results").rglob("*.json")) if path.parent.name not in ("bench", FOLDER)]
 FORBIDDEN = re.compile(
     r"\bpickle\b|torch\.(load|save)\(|\bmarshal\b|\bdill\b|\bjoblib\b|\bshelve\b|weights_only|\beval\(['\"]|\bexec\("
 )
@@ -114,9 +112,7 @@ def test_the_ablation_tables_are_made_from_the_records(task: str, capsys: pytest
     ("page", "tasks"),
     [("narrativeqa", "narrativeqa"), ("activitynetqa", "activitynetqa"), ("recommendation", "lastfm assistments")],
 )
-def test_facts_of_the_data_are_made_from_the_records(
-    page: str, tasks: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_facts_of_the_data_are_made_from_the_records(page: str, tasks: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "describe", *tasks.split(), "--table", "--results", str(ROOT / "results")]) == 0
     text = (ROOT / "docs" / f"{page}.md").read_text()
     assert between_marks(text, f"remem data describe {tasks}") == capsys.readouterr().out.strip()

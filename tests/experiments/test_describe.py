@@ -40,7 +40,7 @@ def test_videos_are_counted_by_kind_and_with_answers_out_of_reach(data: Path) ->
     assert found["code"]["commit"] == "0" * 40
 
 
-def test_a_moment_of_a_log_counts_once_however_many_items_are_asked(data: Path) -> None:
+def test_a_stream_of_a_log_counts_once_however_many_items_are_asked(data: Path) -> None:
     write_clicks(data / "raw", "lastfm", users=12, events=420)
     import_clicks("lastfm", [data / "raw"], data / "data/lastfm")
     found = describe("lastfm")

@@ -61,8 +61,9 @@ def _facts(task: Task, split: Split) -> dict[str, Any]:
     for bucket in split.buckets:
         query = bucket.query
         items += (lengths[bucket.order] * bucket.segment_mask).sum(dim=1).tolist()
-        # a moment of a log is asked with several items, and counts once
-        counted = query.mask & (query.mask.cumsum(dim=1) == 1) if task.part_names == PARTS else query.mask
+        counted = query.mask
+        if task.part_names == PARTS:  # a stream of a log counts once, by what is asked at its end
+            counted = counted & (counted.cumsum(dim=1) == counted.sum(dim=1, keepdim=True))
         parts.update(query.part[counted].tolist())
         unseen += int((query.mask & (query.answer == UNSEEN_ANSWER)).sum())
     return {
