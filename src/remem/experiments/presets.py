@@ -120,20 +120,17 @@ def _long(
     )
 
 
-_NARRATIVEQA = _long(NarrativeQATask(), PAPER_LONG, steps=3000, batch_size=16, every=100)
-_ACTIVITYNETQA = _long(ActivityNetQATask(), PAPER_VIDEO, steps=4000, batch_size=64, every=200)
+_NARRATIVEQA = _long(NarrativeQATask(), PAPER_LONG, steps=800, batch_size=16, every=50, warm_up=100)
+_ACTIVITYNETQA = _long(ActivityNetQATask(), PAPER_VIDEO, steps=1500, batch_size=64, every=100, warm_up=100)
+# Few users, and one target a history teaches little: asked along it, and batches that suit what reads item by item.
 _CLICKS = [
     _long(ClickTask(name="xlong"), PAPER_CLICKS, steps=5000, batch_size=128, every=250),
-    # few users, and one target a history teaches little: asked along it, and batches that suit what reads item by item
-    *(
-        _long(
-            ClickTask(name=name, along=2), PAPER_CLICKS,
-            steps=800, batch_size=256, every=100, rate=2e-3, warm_up=80,
-        )
-        for name in ("lastfm", "assistments")
+    _long(ClickTask(name="lastfm", along=4), PAPER_CLICKS, steps=800, batch_size=256, every=100, rate=2e-3, warm_up=80),
+    _long(
+        ClickTask(name="assistments", along=4), PAPER_CLICKS, steps=500, batch_size=256, every=50, rate=2e-3, warm_up=50
     ),
-    _long(ClickTask(name="clicks", along=2), PAPER_CLICKS, steps=5000, batch_size=128, every=250),
-]  # fmt: skip
+    _long(ClickTask(name="clicks", along=4), PAPER_CLICKS, steps=5000, batch_size=128, every=250),
+]
 
 # The reduced task of `remem demo`, for two CPU cores: both rows learn it, as rehearsal is meant for longer streams.
 _DEMO_MODEL = rm_improvements(
