@@ -127,10 +127,11 @@ _CLICKS = [
     _long(ClickTask(name="xlong"), PAPER_CLICKS, steps=5000, batch_size=128, every=250),
     _long(ClickTask(name="lastfm", along=4), PAPER_CLICKS, steps=800, batch_size=256, every=100, rate=2e-3, warm_up=80),
     _long(
-        ClickTask(name="assistments", along=4), PAPER_CLICKS, steps=500, batch_size=256, every=50, rate=2e-3, warm_up=50
+        ClickTask(name="assistments", along=1), PAPER_CLICKS,
+        steps=800, batch_size=128, every=100, rate=2e-3, warm_up=80,
     ),
     _long(ClickTask(name="clicks", along=4), PAPER_CLICKS, steps=5000, batch_size=128, every=250),
-]
+]  # fmt: skip
 
 # The reduced task of `remem demo`, for two CPU cores: both rows learn it, as rehearsal is meant for longer streams.
 _DEMO_MODEL = rm_improvements(
