@@ -270,6 +270,7 @@ def build_machine(settings: ModelSettings, segment_len: int) -> MemoryMachine:
         aligned_gain=machine.aligned_gain,
         score_gain=machine.write_score_gain,
         keep_bias=machine.keep_bias,
+        copy_start=machine.copy_start,
         slot_identity=machine.slot_identity,
     )
     return MemoryMachine(encoder=encoder, writer=writer, num_slots=machine.num_slots, item_dim=settings.item_dim)
@@ -307,7 +308,9 @@ def build_query_encoder(settings: ModelSettings, codec: Codec, embed: Embedding)
             return IdQueryEncoder(num_queries=codec.num_queries, model_dim=settings.model_dim)
         case ClickCodec():
             assert isinstance(embed, ItemEmbedding)
-            return TargetQueryEncoder(items=embed.table, model_dim=settings.model_dim)
+            return TargetQueryEncoder(
+                items=embed.table, model_dim=settings.model_dim, copy_start=settings.reasoner.compare
+            )
         case TextCodec() | PassageCodec() | FrameCodec():
             tied = settings.reasoner.tie_query_words and isinstance(embed, ItemEmbedding)
             words = embed if tied else _item_embedding(settings, codec.num_queries)
@@ -338,6 +341,7 @@ def _reasoner(settings: ModelSettings, row_dim: int) -> MultiHopReasoner:
         score_gain=settings.reasoner.read_score_gain,
         read_norm=settings.reasoner.read_norm,
         thinking_layers=settings.reasoner.thinking_layers,
+        compare=settings.reasoner.compare,
         slot_layers=settings.reasoner.slot_layers,
         slot_heads=settings.reasoner.slot_heads,
         dropout=settings.reasoner.dropout,

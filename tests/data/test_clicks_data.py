@@ -57,18 +57,18 @@ def test_a_stream_ends_right_before_its_target(tmp_path: Path, name: str, split:
             seen += 1
             assert max(start, cut.end - task.history) == cut.first < cut.end <= end
             if log.targets is not None:
-                assert cut.items == tuple(log.targets[user])
+                assert cut.asked[0].items == tuple(log.targets[user])
                 continue
-            place = cut.end - start
+            place, (asked,) = cut.end - start, cut.asked
             target = int(log.history(user)[place])
             if log.responses:
-                assert cut.items == (target | 1,)
-                assert cut.clicked == (target & 1,)
+                assert asked.items == (target | 1,)
+                assert asked.clicked == (target & 1,)
             else:
-                assert cut.items[0] == target
+                assert asked.items[0] == target
                 # what was not clicked has not been met up to the target, nor is it the target
-                assert cut.items[1] not in log.history(user)[: place + 1]
-                assert cut.clicked == (1, 0)
+                assert asked.items[1] not in log.history(user)[: place + 1]
+                assert asked.clicked == (1, 0)
     assert seen == len(as_split(log, log.numbers(split), task, split))
     assert seen > 0
 
@@ -87,12 +87,43 @@ def test_a_batch_reads_the_history_alone(tmp_path: Path) -> None:
             items = batch.stream.items[segments][batch.stream.item_mask[segments]].tolist()
             assert items == log.events[cut.first : cut.end].tolist()
             assert int(batch.query.position[row, 0]) == len(segments)
-            if cut.evidence >= 0:
+            (asked,) = cut.asked
+            if asked.evidence >= 0:
                 segment = segments[int(batch.query.evidence[row, 0])]
-                assert cut.items[0] in batch.stream.items[segment][batch.stream.item_mask[segment]]
-                assert cut.items[0] not in items[cut.evidence + 1 :]
+                assert asked.items[0] in batch.stream.items[segment][batch.stream.item_mask[segment]]
+                assert asked.items[0] not in items[asked.evidence + 1 :]
             checked += 1
     assert checked == len(cuts) == len(split)
+
+
+@pytest.mark.parametrize("name", ["lastfm", "assistments"])
+def test_asking_along_a_stream_asks_for_what_comes_next_at_each_moment(tmp_path: Path, name: str) -> None:
+    log, task = prepared(tmp_path, name), settings(name, along=1)
+    users = log.numbers("train")
+    cuts = [(user, cut) for user in users for cut in cuts_of(log, user, task, "train")]
+    split = as_split(log, users, task, "train")
+    checked = 0
+    for number in range(len(split.buckets)):
+        batch = split.batch(number, torch.arange(len(split.buckets[number])))
+        for row, (user, cut) in enumerate(cuts[i] for i in batch.ids.tolist()):
+            history, first = log.history(user), cut.first - int(log.users[user, 0])
+            read = [*range(15, cut.end - cut.first, 5), cut.end - cut.first]  # least = 12, segments of 5
+            assert [asked.read for asked in cut.asked] == read
+            each = len(cut.asked[0].items)
+            assert int(batch.query.mask[row].sum()) == len(read) * each
+            for i, asked in enumerate(cut.asked):
+                target = int(history[first + asked.read])
+                assert asked.items[0] | 1 == target | 1 if log.responses else asked.items[0] == target
+                assert all(item not in history[: first + asked.read + 1] for item in asked.items[1:])
+                assert batch.query.position[row, i * each] == -(-asked.read // 5)
+                assert batch.query.tokens[row, i * each : (i + 1) * each, 0].tolist() == list(asked.items)
+                assert batch.query.answer[row, i * each : (i + 1) * each].tolist() == list(asked.clicked)
+                if asked.evidence >= 0:
+                    assert asked.evidence < asked.read
+                    assert batch.query.evidence[row, i * each] == asked.evidence // 5
+                checked += 1
+    assert checked > 2 * len(cuts)
+    assert all(len(cut.asked) == 1 for user in log.numbers("valid") for cut in cuts_of(log, user, task, "valid"))
 
 
 def test_parts_say_how_long_ago_the_target_was_met(tmp_path: Path) -> None:
@@ -105,13 +136,13 @@ def test_parts_say_how_long_ago_the_target_was_met(tmp_path: Path) -> None:
     import_clicks("lastfm", [tmp_path], tmp_path / "data")
     log = ClickLog(tmp_path / "data", "lastfm")
     task = settings("lastfm", history=1000, least=290, every=1000)
-    first, second = (list(cuts_of(log, user, task, "test"))[-1] for user in log.numbers("test"))
+    first, second = (list(cuts_of(log, user, task, "test"))[-1].asked[0] for user in log.numbers("test"))
     assert PARTS[first.part] == "final cut, 51 to 200"
     assert PARTS[second.part] == "final cut, over 200"
     short = settings("lastfm", history=50, least=290, every=1000)
-    forgotten = list(cuts_of(log, log.numbers("test")[0], short, "test"))[-1]
+    forgotten = list(cuts_of(log, log.numbers("test")[0], short, "test"))[-1].asked[0]
     assert (PARTS[forgotten.part], forgotten.evidence) == ("final cut, not met", -1)
-    earlier = next(cuts_of(log, log.numbers("test")[0], task, "test"))
+    earlier = next(cuts_of(log, log.numbers("test")[0], task, "test")).asked[0]
     assert earlier.part < FINAL
     assert PARTS[earlier.part] == "earlier cut, not met"
 
@@ -121,11 +152,12 @@ def test_negatives_follow_popularity_and_the_data_seed_alone(tmp_path: Path) -> 
     users = log.numbers("train")
 
     def drawn(task: ClickTask) -> list[int]:
-        return [cut.items[1] for user in users for cut in cuts_of(log, user, task, "train")]
+        return [cut.asked[0].items[1] for user in users for cut in cuts_of(log, user, task, "train")]
 
     assert drawn(task) == drawn(task)
     assert drawn(task) != drawn(settings("lastfm", data_seed=1))
-    five = [cut.items for user in users for cut in cuts_of(log, user, settings("lastfm", negatives=5), "train")]
+    many = settings("lastfm", negatives=5)
+    five = [cut.asked[0].items for user in users for cut in cuts_of(log, user, many, "train")]
     assert all(len(set(items)) == 6 for items in five)
     assert log.popularity[-1] == sum(len(log.history(user)) for user in users)
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from remem.ops import write_scan as package
 from remem.ops.write_scan import Scanned, ScanWeights, cpu, fused, native, reference, reference_only, write_scan
 
 HAS_GPU = torch.cuda.is_available()
@@ -172,6 +173,29 @@ def test_the_cpu_scan_equals_the_loop_with_one_stream_a_block(monkeypatch: pytes
 )
 def test_the_kernels_equal_the_loop_at_the_papers_sizes(sizes: dict[str, int], dtype: torch.dtype) -> None:
     assert_same(kernels(dtype), make_case(**sizes).to(DEVICE), tolerance=1e-4 if dtype == torch.float32 else 0.06)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")
+@pytest.mark.parametrize("b", [9, 140])  # eight warps a stream, and four
+def test_the_kernels_equal_the_loop_where_slots_are_wide(b: int) -> None:
+    sizes = {"b": b, "t": 6, "k": 20, "n": 20, "d": 256, "m": 256, "s": 20}
+    assert_same(kernels(torch.bfloat16), make_case(**sizes).to(DEVICE), tolerance=0.06)
+
+
+@needs_triton
+def test_a_gpu_without_room_for_wide_slots_takes_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime.errors import OutOfResources
+
+    from remem.ops.write_scan import triton
+
+    def full(*_: Tensor) -> None:
+        raise OutOfResources(300_000, 232_448, "shared memory")
+
+    room = package._has_room.__wrapped__
+    assert room(3, 4, 32, torch.bfloat16, DEVICE)
+    monkeypatch.setattr(triton, "backward", full)
+    assert not room(3, 4, 32, torch.bfloat16, DEVICE)
 
 
 def ways() -> list[Any]:

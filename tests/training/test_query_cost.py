@@ -13,7 +13,14 @@ from remem.build import build_model
 from remem.data.batch import QueryBatch
 from remem.data.codec import ClickCodec
 from remem.data.dataset import Bucket, Split
-from remem.settings.baselines import CaserSettings, DIENSettings, GRU4RecSettings, HPMNSettings, RUMSettings
+from remem.settings.baselines import (
+    BlindSettings,
+    CaserSettings,
+    DIENSettings,
+    GRU4RecSettings,
+    HPMNSettings,
+    RUMSettings,
+)
 from remem.settings.model import ModelSettings, without_rehearsal
 from remem.training.query_cost import _recurrent_flops, last_question, query_cost
 
@@ -69,6 +76,11 @@ def test_what_reads_everything_again_pays_for_every_item(machine: Any) -> None:
     assert long.flops - short.flops >= 180 * 2 * 2 * DIM  # at the least a product of each item with the target, twice
     assert model.training  # as it was
     assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("machine", "reads"), [(BlindSettings(), 0), (RUMSettings(memory_items=7), 7)])
+def test_what_does_not_read_everything_is_not_said_to(machine: Any, reads: int) -> None:
+    assert query_cost(make(machine), split(4)).reads == reads
 
 
 def test_a_gru_is_counted_as_its_products() -> None:

@@ -15,6 +15,7 @@ from remem.settings.tasks import SyntheticTask, data_root
 TaskName = Literal["babi", "narrativeqa", "activitynetqa", "lastfm", "assistments", "xlong", "clicks"]
 HELP = """usage: remem data import PATH... [--task NAME]    check and prepare a task's files: folder, archive, file
        remem data show [--task NAME]              what has been prepared
+       remem data describe TASK...                count it, for the record that the task's page is made from
        remem data export FILE [--split test] ...  write synthetic streams as JSON lines"""
 
 
@@ -45,6 +46,18 @@ class Show:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Describe:
+    """Count what the prepared data of some tasks holds, print it, and keep it as a record."""
+
+    task: tyro.conf.Positional[tuple[str, ...]]
+    """Names of tasks."""
+    results: Path = Path("results")
+    """Where the records go, one a task."""
+    table: bool = False
+    """Print the records there are, and count nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Export:
     """Write a split of the synthetic task as JSON lines, which `remem eval --data` reads back."""
 
@@ -57,7 +70,7 @@ class Export:
 
 def main(argv: list[str]) -> None:
     """Find the verb and run it."""
-    verbs = {"import": _import, "show": _show, "export": _export}
+    verbs = {"import": _import, "show": _show, "describe": _describe, "export": _export}
     if not argv or argv[0] in ("-h", "--help"):
         print(HELP)
         return
@@ -112,6 +125,19 @@ def _show(argv: list[str]) -> None:
     if not manifest:
         raise BadInput(f"{folder} holds no prepared data; make it with `remem data import PATH`.")
     _print_manifest(manifest)
+
+
+def _describe(argv: list[str]) -> None:
+    options = tyro.cli(Describe, args=argv, prog="remem data describe")
+    from remem.experiments.describe import describe, format_description, publish, read
+
+    if not options.task:
+        raise BadInput("There is nothing to describe; give the names of tasks.")
+    for number, task in enumerate(options.task):
+        found = read(options.results, task) if options.table else describe(task)
+        if not options.table:
+            publish(found, options.results)
+        print(("\n" if number else "") + format_description(found))
 
 
 def _print_facts(manifest: dict[str, Any]) -> None:

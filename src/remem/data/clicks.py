@@ -7,10 +7,10 @@ are answers to problems, the target is the problem at p and the label whether it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from remem.data.batch import QueryBatch
 from remem.data.dataset import Bucket, Split
-from remem.data.padding import groups_by_length
+from remem.data.padding import groups_by_length, pad_rows
 from remem.data.prepared import Prepared
 from remem.data.random import StableRandom
 from remem.data.windows import Windows
@@ -39,18 +39,25 @@ PARTS = tuple(
 FINAL = 4  # parts of final cuts are numbered from here
 
 
-@dataclass(frozen=True)
-class Cut:
-    """A moment of a user's history, and what is asked then."""
+class Asked(NamedTuple):
+    """What is asked at a moment of a stream."""
 
-    first: int
-    end: int
-    """The history is events[first:end]."""
+    read: int
+    """Events of the stream before it."""
     items: tuple[int, ...]
     clicked: tuple[int, ...]
     part: int
     evidence: int
-    """Place in the history where the first target was last met; -1 if nowhere."""
+    """Place in the stream where the first target was last met; -1 if nowhere."""
+
+
+class Cut(NamedTuple):
+    """A stream, which is a piece of a user's history, and what is asked of it; at its end last of all."""
+
+    first: int
+    end: int
+    """The stream is events[first:end]."""
+    asked: tuple[Asked, ...]
 
 
 class ClickLog:
@@ -93,47 +100,50 @@ def cuts_of(log: ClickLog, user: int, task: ClickTask, split: str) -> Iterator[C
     """A training user's cuts lie `every` events apart; a test user's final cut is marked."""
     history, start = log.history(user), int(log.users[user, 0])
     if log.targets is not None:
-        yield _cut(task, history, start, len(history), log.targets[user].tolist(), (1, 0), final=True)
+        first = max(0, len(history) - task.history)
+        clicked, other = log.targets[user].tolist()
+        asked = _asked(history[first:] == clicked, (clicked, other), (1, 0), final=True)
+        yield Cut(start + first, start + len(history), (asked,))
         return
-    items_met, places_met = np.unique(history, return_index=True)
-    first_met = dict(zip(items_met.tolist(), places_met.tolist(), strict=True))
     last = len(history) - 1
     places = list(range(task.least, last + (split != "test"), task.every))
     if split == "test" and last >= task.least:
         places.append(last)
-    random = StableRandom(task.data_seed, "negatives", user)
+    ask = _Questioner(log, user, history, task, split)
     for place in places:
-        target = int(history[place])
-        if log.responses:
-            items: Sequence[int] = (target | 1,)
-            clicked: tuple[int, ...] = (target & 1,)
-        else:
-            count = task.negatives if split == "train" else 1
-            items = (target, *_negatives(log, random, first_met, place, count))
-            clicked = (1, *(0,) * count)
-        yield _cut(
-            task, history, start, place, items, clicked, final=place == last and split == "test",
-            same=(history >> 1) == target >> 1 if log.responses else None,
-        )  # fmt: skip
+        first = max(0, place - task.history)
+        along = range(first + task.along * task.segment_len, place, task.along * task.segment_len) if task.along else ()
+        # a question along the stream, too, comes after `least` events at the earliest
+        earlier = [ask(first, at) for at in along if split == "train" and at - first >= min(task.least, task.history)]
+        yield Cut(start + first, start + place, (*earlier, ask(first, place)))
 
 
-def _cut(
-    task: ClickTask,
-    history: Ints,
-    start: int,
-    place: int,
-    items: Sequence[int],
-    clicked: tuple[int, ...],
-    *,
-    final: bool,
-    same: npt.NDArray[np.bool_] | None = None,
-) -> Cut:
-    first = max(0, place - task.history)
-    met = np.flatnonzero((history == items[0] if same is None else same)[first:place])
+class _Questioner:
+    """What is asked at any place of one user's history."""
+
+    def __init__(self, log: ClickLog, user: int, history: Ints, task: ClickTask, split: str) -> None:
+        self.log, self.history, self.final = log, history, len(history) - 1 if split == "test" else None
+        self.count = task.negatives if split == "train" else 1
+        self.random = StableRandom(task.data_seed, "negatives", user)
+        items, places = np.unique(history, return_index=True)
+        self.first_met = dict(zip(items.tolist(), places.tolist(), strict=True))
+
+    def __call__(self, first: int, place: int) -> Asked:
+        target, final = int(self.history[place]), place == self.final
+        if self.log.responses:
+            same = (self.history[first:place] >> 1) == target >> 1
+            return _asked(same, (target | 1,), (target & 1,), final=final)
+        negatives = _negatives(self.log, self.random, self.first_met, place, self.count)
+        same = self.history[first:place] == target
+        return _asked(same, (target, *negatives), (1, *(0,) * self.count), final=final)
+
+
+def _asked(same: npt.NDArray[np.bool_], items: tuple[int, ...], clicked: tuple[int, ...], *, final: bool) -> Asked:
+    """What is asked after the events of which `same` says whether they meet the first item."""
+    met = np.flatnonzero(same)
     evidence = int(met[-1]) if len(met) else -1
-    ago = place - first - evidence
-    part = 3 if evidence < 0 else sum(ago > age for age in AGES)
-    return Cut(start + first, start + place, tuple(items), clicked, part + FINAL * final, evidence)
+    part = 3 if evidence < 0 else sum(len(same) - evidence > age for age in AGES)
+    return Asked(len(same), items, clicked, part + FINAL * final, evidence)
 
 
 def _negatives(log: ClickLog, random: StableRandom, first_met: dict[int, int], place: int, count: int) -> list[int]:
@@ -177,28 +187,32 @@ def as_split(log: ClickLog, users: Sequence[int], task: ClickTask, split: str) -
         place = np.arange(counts[rows].max())
         real = place < counts[rows, None]
         order = np.where(real, firsts[rows, None] + place, 0)
-        query = _questions([cuts[i] for i in group], counts[rows], n)
+        query = _questions([cuts[i] for i in group], n)
         buckets.append(Bucket(torch.from_numpy(order), torch.from_numpy(real), query, torch.from_numpy(rows)))
     windows = Windows(log.events, torch.from_numpy(starts), torch.from_numpy(lengths))
     return Split(windows, None, tuple(buckets), repeats=False)
 
 
-def _questions(cuts: list[Cut], segments: Ints, segment_len: int) -> QueryBatch:
-    tokens = torch.tensor([cut.items for cut in cuts])[..., None]
-    shape = tokens.shape[:2]
-    # where an item that was never met would stand, nobody knows
-    evidence = torch.full(shape, -1)
-    evidence[:, 0] = torch.tensor([cut.evidence // segment_len if cut.evidence >= 0 else -1 for cut in cuts])
+def _questions(cuts: list[Cut], segment_len: int) -> QueryBatch:
+    """One question a target, in the order they are asked; a stream with fewer than others is padded."""
+    asked = [[(each, i) for each in cut.asked for i in range(len(each.items))] for cut in cuts]
+    most = max(map(len, asked))
+    mask = torch.arange(most) < torch.tensor([len(each) for each in asked])[:, None]
 
-    def each(values: Sequence[int] | Ints) -> Tensor:
-        return torch.as_tensor(np.asarray(values))[:, None].expand(shape).contiguous()
+    def rows(value: Callable[[Asked, int], int]) -> Tensor:
+        return pad_rows([[value(each, i) for each, i in row] for row in asked], width=most)[0]
 
+    def segment(each: Asked, i: int) -> int:
+        # where an item that was never met would stand, nobody knows
+        return each.evidence // segment_len if i == 0 and each.evidence >= 0 else -1
+
+    tokens = rows(lambda each, i: each.items[i])[..., None]
     return QueryBatch(
         tokens=tokens,
         token_mask=torch.ones(tokens.shape, dtype=torch.bool),
-        position=each(segments),
-        answer=torch.tensor([cut.clicked for cut in cuts]),
-        mask=torch.ones(shape, dtype=torch.bool),
-        part=each([cut.part for cut in cuts]),
-        evidence=evidence,
+        position=rows(lambda each, _: -(-each.read // segment_len)),
+        answer=rows(lambda each, i: each.clicked[i]),
+        mask=mask,
+        part=rows(lambda each, _: each.part),
+        evidence=rows(segment).masked_fill(~mask, -1),
     )

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from remem.errors import BadInput
 from remem.experiments.ablations import find_ablation, make_rows
+from remem.experiments.describe import format_description
+from remem.experiments.describe import read as read_description
 from remem.experiments.forgetting import format_forgetting, make_forgetting
 from remem.experiments.records import read_record, read_records
 from remem.experiments.tables import Runs, format_lines, format_parts, format_table, make_parts, make_table, ordered
@@ -74,6 +76,11 @@ def _ablation(results: Path, words: list[str]) -> str:
     ablation = find_ablation(words[0])
     header, rows = make_rows(ablation, list(ablation.runs().values()), read_records(results, words[0]))
     return format_lines(header, rows, "md")
+
+
+def _facts(results: Path, words: list[str]) -> str:
+    tasks = [word for word in words if not word.startswith("-")]
+    return "\n\n".join(format_description(read_description(results, task)) for task in tasks)
 
 
 def _trials(results: Path, words: list[str]) -> str:
@@ -165,6 +172,7 @@ def _models(results: Path, words: list[str]) -> str:
 _MAKERS: dict[str, Callable[[Path, list[str]], str]] = {
     "remem table": _table,
     "remem ablate": _ablation,
+    "remem data describe": _facts,
     "error by task": _parts,
     "forgetting": _forgetting,
     "trials": _trials,

@@ -13,7 +13,7 @@ MAX_LABEL = 80
 # how a run is executed and watched, rather than what it trains
 _NEUTRAL = {
     "method", "seed", "task.data", "model.rehearsal.sampler_from",
-    *(f"{stage}.{field}" for stage in ("train", "sampler_train") for field in (
+    *(f"{stage}.{field}" for stage in ("train", "sampler_train", "pretrain") for field in (
         "precision", "capture", "compile", "log_every", "eval_every", "checkpoint_every", "nan_budget",
         "max_seconds")),
 }  # fmt: skip

@@ -56,10 +56,12 @@ class IdQueryEncoder(nn.Module):
 class TargetQueryEncoder(nn.Module):
     """q = W x of the target item, whose embedding is that of the stream's items (recommendation)."""
 
-    def __init__(self, *, items: nn.Embedding, model_dim: int) -> None:
+    def __init__(self, *, items: nn.Embedding, model_dim: int, copy_start: bool = False) -> None:
         super().__init__()
         self.items = items
         self.project = nn.Linear(items.embedding_dim, model_dim, bias=False)
+        if copy_start:
+            nn.init.eye_(self.project.weight)
 
     def forward(self, tokens: Int[Tensor, "b w"], mask: Bool[Tensor, "b w"]) -> Float[Tensor, "b m"]:
         return self.project(self.items(tokens[:, 0]))

@@ -33,6 +33,8 @@ class MachineSettings:
     """Ours: factor on the initial w_a of Eq. 1; without it the first scores are nearly flat over the slots."""
     keep_bias: float = 0.0
     """Ours: initial bias of the update gate of Eq. 2 towards keeping; at 0 half of every slot is lost each segment."""
+    copy_start: bool = False
+    """Ours: the candidate of Eq. 2 starts as tanh(l_k / 2), so that a slot is at first a fading sum of its items."""
     slot_identity: bool = False
     """Ours: a learned vector per slot inside the tanh of Eq. 1, so that slots can differ by what they are for."""
 
@@ -49,6 +51,9 @@ class ReasonerSettings:
     """Ours: LayerNorm on the memory where the reasoner reads it."""
     thinking_layers: bool = False
     """Ours: q <- LayerNorm(q + W_2 relu(W_1 [e; q])) in each hop instead of W^q [e; q], which is linear throughout."""
+    compare: bool = False
+    """Ours: these layers see the product of evidence and question as well, element by element; and as at first both
+    are taken as they are, a target item meets what the memory holds of it."""
     slot_layers: int = 0
     """Ours: Transformer layers in which question and slots see one another before the hops; in the paper slots never
     meet, so that what two of them say together must be put together while writing."""

@@ -131,6 +131,8 @@ class ClickTask:
     """Events between two cuts of one user."""
     negatives: int = 1
     """Items not clicked for each that was, in training; there is always one in tests."""
+    along: int = 0
+    """Ours: a training stream is also asked after every so many of its segments; 0 asks at its end alone."""
     data_seed: int = 0
     """Seed of the items not clicked."""
 

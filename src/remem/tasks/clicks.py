@@ -7,6 +7,9 @@ from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
+import torch
+
 from remem.data.click_files import import_clicks
 from remem.data.clicks import AGES, FINAL, PARTS, ClickLog, as_split, cuts_of
 from remem.data.codec import ClickCodec
@@ -15,6 +18,7 @@ from remem.data.prepared import MANIFEST
 from remem.errors import BadInput
 from remem.settings.tasks import ClickTask
 from remem.tasks.base import Metrics, Tally, Task
+from remem.tasks.metrics import area_under_roc
 
 FEWEST = 20  # an area over fewer questions says nothing
 
@@ -38,7 +42,7 @@ def click_task(settings: ClickTask, codec: ClickCodec | None = None) -> Task:
         score=lambda metrics: metrics.get("every_auc", metrics["accuracy"]),
         chance=50.0,
         sources=log().prepared.manifest["counts"] if settings.folder.exists() else {},
-        beside=lambda: plain_lists(log(), settings),
+        beside=lambda: {**plain_lists(log(), settings), **response_rates(log(), settings)},
     )
 
 
@@ -49,13 +53,37 @@ def plain_lists(log: ClickLog, settings: ClickTask) -> Metrics:
     """
     if log.responses or log.targets is not None:
         return {}
-    whens = [cut.part % FINAL for user in log.numbers("test") for cut in cuts_of(log, user, settings, "test")]
+    cuts = (cut for user in log.numbers("test") for cut in cuts_of(log, user, settings, "test"))
+    whens = [cut.asked[-1].part % FINAL for cut in cuts]
     found = {}
     for number, length in enumerate((*(age for age in AGES if age < settings.history), settings.history)):
         last = 2 if length == settings.history else number  # what was met at all was met in the history
         share = sum(when <= last for when in whens) / max(1, len(whens))
         found[f"list_of_{length}_every_auc"] = 50 * (1 + share)
     return found
+
+
+def response_rates(log: ClickLog, settings: ClickTask) -> Metrics:
+    """AUC over every test cut of whoever counts, where targets are problems: how many training users solved this one,
+    how many problems the user has solved of those in the history, and the product of both odds.
+    """
+    if not log.responses:
+        return {}
+    solved = np.zeros((2, log.num_items // 2 + 1))
+    for user in log.numbers("train"):
+        events = log.history(user)
+        np.add.at(solved, (events & 1, events >> 1), 1)
+    problem_odds = np.log((solved[1] + 1) / (solved[0] + 1))
+    odds, labels = [], []
+    for user in log.numbers("test"):
+        for cut in cuts_of(log, user, settings, "test"):
+            right = int((log.events[cut.first : cut.end] & 1).sum())
+            of_user = np.log((right + 1) / (cut.end - cut.first - right + 1))
+            odds.append((problem_odds[cut.asked[-1].items[0] >> 1], of_user))
+            labels.append(cut.asked[-1].clicked[0])
+    both, clicked = torch.tensor(np.array(odds)), torch.tensor(labels)
+    scores = {"problem": both[:, 0], "user": both[:, 1], "both": both.sum(dim=1)}
+    return {f"rate_of_{name}_every_auc": 100 * area_under_roc(score, clicked) for name, score in scores.items()}
 
 
 def areas(tally: Tally) -> Metrics:

@@ -15,6 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from remem.baselines.blind import Blind
+from remem.baselines.click import ClickModel
+from remem.baselines.rum import RUM
 from remem.data.batch import Batch
 from remem.data.dataset import Split
 from remem.model.assembly import MemoryModel
@@ -50,11 +53,19 @@ def query_cost(model: nn.Module, split: Split, *, precision: str = "float32") ->
             reads = sum(part[0].numel() for part in trace.state)
             cost = _measure(lambda: model.answer_all(trace, batch.query).scores, reads, batch.ids.device)
         else:
-            cost = _measure(lambda: model(batch.stream, batch.query), items, batch.ids.device)
+            cost = _measure(lambda: model(batch.stream, batch.query), _items_read(model, items), batch.ids.device)
     model.train(was_training)
     for parameter in trained:
         parameter.requires_grad_()
     return cost
+
+
+def _items_read(model: nn.Module, items: int) -> int:
+    """A model that reasons directly reads everything, but for one that is blind, and one that keeps the last few."""
+    if isinstance(model, Blind):
+        return 0
+    kept = model.reader.memory_items if isinstance(model, ClickModel) and isinstance(model.reader, RUM) else None
+    return items if kept is None else min(kept, items)
 
 
 def last_question(split: Split) -> tuple[Batch, int]:
