@@ -56,7 +56,8 @@ def test_it_takes_two_steps_and_its_record_makes_a_row(
         assert cost["reads"] == floats > 0
     row = next(row for row in make_table(task_name, [record])["rows"] if row["method"] == method)
     assert row["params"] == sum(p.numel() for p in model.parameters())
-    assert f"| {row['params']:,} | {floats or '–'} |" in format_table(make_table(task_name, [record]), "md")
+    figures = f"| {row['params']:,} | {row['params_to_answer']:,} | {floats or '–'} |"
+    assert figures in format_table(make_table(task_name, [record]), "md")
 
 
 def test_the_sizes_are_those_of_the_papers_comparison() -> None:
