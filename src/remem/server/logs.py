@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+from functools import lru_cache
 from typing import Any
 
 _WRITE_SECONDS = 0.1
@@ -20,10 +21,7 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
-        line: dict[str, Any] = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-        }
+        line: dict[str, Any] = {"time": _shown(record.created), "level": record.levelname.lower()}
         if record.name == LOGGER.name:
             line |= {"event": str(record.msg), **getattr(record, "fields", {})}
         else:  # a library's own words; its arguments could be anything
@@ -35,9 +33,24 @@ class JsonLines(logging.Formatter):
         return json.dumps(line)
 
 
+def _shown(moment: float) -> str:
+    return f"{_second(int(moment))}.{int(1000 * moment) % 1000:03d}Z"
+
+
+@lru_cache(maxsize=2)
+def _second(moment: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment))
+
+
 def log(event: str, *, level: int = logging.INFO, error: BaseException | None = None, **fields: Any) -> None:
     """Write a line, if anybody listens."""
-    if LOGGER.isEnabledFor(level):
+    if not LOGGER.isEnabledFor(level):
+        return
+    gathered = next((handler for handler in logging.getLogger().handlers if isinstance(handler, Gathered)), None)
+    if gathered is not None and error is None and level == logging.INFO:
+        # nearly every line, and none that a record or its handlers would add to
+        gathered.keep(json.dumps({"time": _shown(time.time()), "level": "info", "event": event, **fields}))
+    else:
         # a record made by hand: the logging module would look for the caller's file and line, which nobody reads
         found = (type(error), error, error.__traceback__) if error is not None else None
         record = logging.LogRecord(LOGGER.name, level, "", 0, event, None, found)
@@ -60,9 +73,13 @@ class Gathered(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a line."""
-        self._lines.append(self.format(record))
+        self.keep(self.format(record))
         if record.levelno >= logging.WARNING:
             self.flush()
+
+    def keep(self, line: str) -> None:
+        """Until the next writing."""
+        self._lines.append(line)
 
     def flush(self) -> None:
         """Write what is there."""

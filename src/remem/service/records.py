@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from remem.service.errors import MemoryDamaged
@@ -80,7 +80,9 @@ class Row:
 
     def sealed(self) -> Row:
         """With its own check."""
-        return replace(self, check=self._digest())
+        return Row(
+            **(vars(self) | {"check": self._digest()})
+        )  # every append comes here; replace() takes thrice as long
 
     def verified(self, key: StreamKey) -> Row:
         """Itself, if no field was changed since it was sealed and it is this stream's."""
@@ -93,9 +95,10 @@ class Row:
         for name in ("ttl", "keyed"):  # what format 1 did not have leaves its checks as they were
             if not values[name]:
                 del values[name]
-        return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(_ENCODER.encode(values).encode(), digest_size=16).hexdigest()
 
 
+_ENCODER = json.JSONEncoder(sort_keys=True)
 ROW_FIELDS = tuple(field.name for field in fields(Row))
 _TYPES = {"str": str, "int": int, "float": float, "bytes": bytes}
 _ROW_TYPES = {field.name: _TYPES[str(field.type)] for field in fields(Row)}
