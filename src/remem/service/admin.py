@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from remem.service.archive import read_archive
+from remem.service.archive import Archive, read_archive
 from remem.service.errors import LogNotRetained, MemoryDamaged, ServiceError
 from remem.service.events import cut_events, event_digest
 from remem.service.ledger import Replacement
@@ -51,6 +51,12 @@ def restored(archive: bytes, row: Row) -> Replacement:
     about = found.row
     if (about["tenant"], about["stream"]) != row.key:
         raise MemoryDamaged(f"The snapshot of {row.key} is one of {about['tenant']}/{about['stream']}.")
+    return content_of(found)
+
+
+def content_of(found: Archive) -> Replacement:
+    """What an archive holds, as a stream's content."""
+    about = found.row
     return Replacement(
         fingerprint=about["fingerprint"],
         numerics=about["numerics"],

@@ -8,6 +8,7 @@ import struct
 import sys
 from typing import Any, NamedTuple
 
+from remem.service.admin import content_of
 from remem.service.archive import Archive, read_archive, split_tensors
 from remem.service.errors import (
     InvalidValue,
@@ -58,18 +59,7 @@ def checked_import(archive: object, network: Network, limits: Limits, *, strict_
     _require_events(found, network, limits)
     _require_memory(found, network)
     birth = Birth(network.fingerprint, network.numerics, network.initial_memory(), about["retention"], ttl)
-    content = Replacement(
-        fingerprint=about["fingerprint"],
-        numerics=about["numerics"],
-        version=about["version"],
-        consolidated_seq=about["consolidated_seq"],
-        memory=found.memory,
-        digests=found.digests,
-        payloads=found.payloads,
-        next_seq=about["next_seq"],
-        numerics_changes=found.numerics_changes,
-    )
-    return Import(birth, content)
+    return Import(birth, content_of(found))
 
 
 def _require(holds: bool, what: str) -> None:

@@ -80,9 +80,8 @@ class Row:
 
     def sealed(self) -> Row:
         """With its own check."""
-        return Row(
-            **(vars(self) | {"check": self._digest()})
-        )  # every append comes here; replace() takes thrice as long
+        # every append comes here, and replace() takes thrice as long
+        return Row(**(vars(self) | {"check": self._digest()}))
 
     def verified(self, key: StreamKey) -> Row:
         """Itself, if no field was changed since it was sealed and it is this stream's."""
