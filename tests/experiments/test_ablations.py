@@ -13,6 +13,7 @@ from remem.bundle import fingerprint_of
 from remem.data.codec import Codec, IdCodec, TextCodec
 from remem.errors import BadInput
 from remem.experiments.ablations import ABLATIONS, find_ablation, make_rows
+from remem.experiments.presets import PRESETS
 from remem.experiments.tables import format_lines
 from remem.experiments.variation import leaves
 from remem.settings.codec import to_json
@@ -52,10 +53,16 @@ def test_each_row_undoes_one_change_and_nothing_else(task: str) -> None:
     runs = ablation.runs()
     for change in ablation.changes:
         assert differing(ablation.rm, runs[change.method]) == {"method", *change.fields}
-    assert len(runs) == len(ablation.changes) + 3
-    assert differing(ablation.rm, runs["rm-no-rehearsal"]) == {
-        "method", "model.rehearsal.recollection_weight", "model.rehearsal.familiarity_weight",
-    }  # fmt: skip
+    assert len(runs) == len(ablation.changes) + 8
+
+
+@both_tasks
+def test_the_papers_own_ablations_change_here_what_they_change_at_full_size(task: str) -> None:
+    ablation, full = ABLATIONS[task], task.removesuffix("-small")
+    runs = ablation.runs()
+    assert list(runs)[:2] == ["rm", "rm-paper"]
+    for method in list(runs)[2:8]:
+        assert differing(ablation.rm, runs[method]) == differing(PRESETS[f"{full}/rm"], PRESETS[f"{full}/{method}"])
 
 
 @both_tasks

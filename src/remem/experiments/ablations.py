@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from remem.errors import BadInput
-from remem.experiments.presets import PAPER, RM, RM_TEXT
+from remem.experiments.presets import PAPER, RM, RM_TEXT, family
 from remem.experiments.records import Record
 from remem.experiments.tables import spread
 from remem.experiments.variation import name_variation
 from remem.settings.codec import from_json
-from remem.settings.model import ModelSettings, with_machine, without_rehearsal
+from remem.settings.model import ModelSettings, with_machine
 from remem.settings.run import Run, TrainSettings
 from remem.settings.tasks import BabiTask, SyntheticTask
 
@@ -86,8 +86,8 @@ class Ablation:
 
     def runs(self, steps: int | None = None) -> dict[str, Run]:
         """Every row by its own name, in the order of the table; other steps show in a run's method."""
-        plain = replace(self.rm, method="rm-no-rehearsal", model=without_rehearsal(self.rm.model))
-        rows = [self.rm, self.paper, plain, *(undo(self.rm, change) for change in self.changes)]
+        others = [row for row in family(self.paper, self.rm.model) if row.method != self.rm.method]
+        rows = [self.rm, *others, *(undo(self.rm, change) for change in self.changes)]
         if steps is None:
             return {row.method: row for row in rows}
         return {row.method: name_variation(row, replace(row, train=replace(row.train, steps=steps))) for row in rows}

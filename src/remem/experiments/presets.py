@@ -164,7 +164,7 @@ DEMO = Run(
 )
 
 
-def _family(paper: Run, model: ModelSettings) -> list[Run]:
+def family(paper: Run, model: ModelSettings) -> list[Run]:
     """`rm-paper`, `rm`, and the ablations of what and whether to rehearse (Tables 5 and 6)."""
 
     def row(method: str, **changes: object) -> Run:
@@ -286,13 +286,13 @@ def _natives() -> list[Run]:
 PRESETS: dict[str, Run] = {
     f"{run.task.name}/{run.method}": run
     for run in (
-        *_family(_SYNTHETIC, RM), *_rivals(_SYNTHETIC, RM),
-        *_family(_BABI, RM_TEXT), *_rivals(_BABI, RM_TEXT), *_natives(),
-        *_family(_NARRATIVEQA, RM_PASSAGE), *_rivals(_NARRATIVEQA, RM_PASSAGE),
+        *family(_SYNTHETIC, RM), *_rivals(_SYNTHETIC, RM),
+        *family(_BABI, RM_TEXT), *_rivals(_BABI, RM_TEXT), *_natives(),
+        *family(_NARRATIVEQA, RM_PASSAGE), *_rivals(_NARRATIVEQA, RM_PASSAGE),
         *_readers(_NARRATIVEQA, RM_PASSAGE, _TEXT_READERS), _pretrained(_NARRATIVEQA, RM_PASSAGE, steps=1000),
-        *_family(_ACTIVITYNETQA, RM_VIDEO), *_rivals(_ACTIVITYNETQA, RM_VIDEO),
+        *family(_ACTIVITYNETQA, RM_VIDEO), *_rivals(_ACTIVITYNETQA, RM_VIDEO),
         *_readers(_ACTIVITYNETQA, RM_VIDEO, _VIDEO_READERS),
-        *(run for clicks in _CLICKS for run in (*_family(clicks, RM_CLICKS), *_rivals(clicks, RM_CLICKS))),
+        *(run for clicks in _CLICKS for run in (*family(clicks, RM_CLICKS), *_rivals(clicks, RM_CLICKS))),
         *(run for clicks in _CLICKS for run in _click_rivals(clicks, RM_CLICKS)),
     )
 }  # fmt: skip
