@@ -1,9 +1,7 @@
-"""`remem ablate TASK`: `rm`, `rm-paper`, and `rm` with each change undone alone, one short run each."""
+"""`remem ablate TASK`: `rm`, the paper's own ablations, and `rm` with each change undone alone, one short run each."""
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -11,10 +9,10 @@ from typing import Annotated
 import tyro
 
 from remem.errors import BadInput
-from remem.experiments.ablations import Ablation, check_same, find_ablation, make_rows
-from remem.experiments.records import Record, publish, read_records
+from remem.experiments.ablations import find_ablation, make_rows
+from remem.experiments.records import read_records
+from remem.experiments.series import Series
 from remem.experiments.tables import format_lines
-from remem.settings.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,70 +50,11 @@ def main(argv: list[str]) -> None:
     if unknown := [name for name in options.only if name not in rows]:
         raise BadInput(f"{options.task} has no row {unknown[0]!r}. There are: {', '.join(rows)}.")
     if not options.table:
-        for seed in options.seed:
-            _train_series({name: replace(run, seed=seed) for name, run in rows.items()}, options)
-    _print_table(ablation, list(rows.values()), options)
-
-
-def _train_series(rows: dict[str, Run], options: Options) -> None:
-    """The rows of one seed that have no record yet."""
-    records = {(r["method"], r["seed"]): r for r in read_records(options.results, options.task)}
-    waiting: list[Run] = []
-    # all refusals come before anything is spent
-    for name, run in rows.items():
-        _check_folder(run, _folder(run, options))
-        record = records.get((run.method, run.seed))
-        if record is not None:
-            check_same(run, record["config"], f"The record of {run.method}, seed {run.seed},")
-        if options.only and name not in options.only:
-            continue
-        if record is not None:
-            print(f"{run.method} seed {run.seed}: recorded already, skipped", file=sys.stderr)
-            continue
-        waiting.append(run)
-    for number, run in enumerate(waiting, start=1):
-        print(f"{run.method} seed {run.seed}: run {number} of {len(waiting)}", file=sys.stderr)
-        _train(_sharing_sampler(run, list(rows.values()), options), options)
-
-
-def _folder(run: Run, options: Options) -> Path:
-    return options.runs / f"{run.task.name}-{run.method}-s{run.seed}"
-
-
-def _check_folder(run: Run, folder: Path) -> None:
-    path = folder / "config.json"
-    if not path.exists():
-        return
-    try:
-        config = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise BadInput(f"{path} is damaged ({error}).") from None
-    check_same(run, config, str(folder))
-
-
-def _sharing_sampler(run: Run, rows: list[Run], options: Options) -> Run:
-    """The run with the history sampler of its series, if one is trained; it depends on none of the changes."""
-    if not run.model.rehearsal.enabled:
-        return run
-    folders = [_folder(row, options) for row in rows]
-    trained = next((folder for folder in folders if (folder / "sampler.safetensors").exists()), None)
-    if trained is None or trained == _folder(run, options):
-        return run
-    return replace(run, model=replace(run.model, rehearsal=replace(run.model.rehearsal, sampler_from=trained)))
-
-
-def _train(run: Run, options: Options) -> None:
-    from remem.training.run import Trainer, pick_device
-
-    # a run that was stopped goes on from its checkpoint
-    _, record = Trainer(run, _folder(run, options), device=pick_device(options.device)).train(resume=True)
-    path = publish(record, options.results)
-    print(f"record {path}, {record['cost']['wall_seconds']:.0f} s", file=sys.stderr)
-
-
-def _print_table(ablation: Ablation, runs: list[Run], options: Options) -> None:
-    records: list[Record] = read_records(options.results, options.task)
-    header, rows = make_rows(ablation, runs, records)
-    if not rows:
+        runs = [replace(run, seed=seed) for seed in options.seed for run in rows.values()]
+        chosen = {rows[name].method for name in options.only or rows}
+        series = Series(results=options.results, folder=options.runs, device=options.device)
+        series.train(runs, only=[run for run in runs if run.method in chosen])
+    header, lines = make_rows(ablation, list(rows.values()), read_records(options.results, options.task))
+    if not lines:
         raise BadInput(f"There are no records of this ablation in {options.results}; train it without --table.")
-    print(format_lines(header, rows, "md"))
+    print(format_lines(header, lines, "md"))

@@ -15,11 +15,13 @@ from remem.errors import BadInput
 from remem.experiments.forgetting import format_forgetting, make_forgetting
 from remem.experiments.paper import PAPER
 from remem.experiments.records import read_record
+from remem.experiments.sweeps import format_sweep, make_sweep, tabulate
 from remem.experiments.tables import Runs, format_parts, make_parts, ordered
 
 HELP = """usage: remem plot forgetting TASK [--out FILE] [OPTIONS]    accuracy by age of the evidence, in segments
        remem plot curves TASK --out FILE [OPTIONS]          learning curves: score, losses, use of the slots
        remem plot tasks babi [--out FILE] [OPTIONS]         test error of each bAbI task
+       remem plot sweep TASK --over K [--out FILE] [OPTIONS] test metric by the values of a setting (`remem sweep`)
 
 FILE ends in .svg, .png or .pdf; drawing needs matplotlib: pip install 'remem[plot]'."""
 
@@ -68,9 +70,23 @@ class Tasks(Selection):
     """How to print the table."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Swept(Selection):
+    """Test metric by the values of one setting: a line a method, with a band of one standard deviation over seeds."""
+
+    over: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SETTING VALUE...")]
+    """The setting: K, N, B or a dotted name, as `remem sweep` takes it; then values, by default all with records."""
+    metric: str | None = None
+    """Test metric to show; by default the task's own."""
+    out: Path | None = None
+    """Drawing to write (.svg, .png, .pdf); without it there is only the table."""
+    format: Literal["md", "csv", "json"] = "md"
+    """How to print the table."""
+
+
 def main(argv: list[str]) -> None:
     """Find the verb and run it."""
-    verbs = {"forgetting": _forgetting, "curves": _curves, "tasks": _tasks}
+    verbs = {"forgetting": _forgetting, "curves": _curves, "tasks": _tasks, "sweep": _sweep}
     if not argv or argv[0] in ("-h", "--help"):
         print(HELP)
         return
@@ -111,6 +127,18 @@ def _tasks(argv: list[str]) -> None:
         plots.save(plots.draw_parts(table), options.out)
         _say_drawn(options.out)
     print(json.dumps(table, indent=1) if options.format == "json" else format_parts(table, options.format))
+
+
+def _sweep(argv: list[str]) -> None:
+    options = tyro.cli(Swept, args=argv, prog="remem plot sweep")
+    table = tabulate(make_sweep(options.task, options.over, options.methods), options.results, options.metric)
+    if options.out:
+        _need_matplotlib()
+        from remem.experiments import plots
+
+        plots.save(plots.draw_sweep(table), options.out)
+        _say_drawn(options.out)
+    print(json.dumps(table, indent=1) if options.format == "json" else format_sweep(table, options.format))
 
 
 def _runs(options: Selection) -> Runs:

@@ -7,15 +7,14 @@ says little for one seed: `rm` itself leaves its first plateau by the last step 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from remem.errors import BadInput
 from remem.experiments.presets import PAPER, RM, RM_TEXT, family
 from remem.experiments.records import Record
 from remem.experiments.tables import spread
-from remem.experiments.variation import name_variation
-from remem.settings.codec import from_json
-from remem.settings.model import ModelSettings, with_machine
+from remem.experiments.variation import check_same, leaves, name_variation, with_field
+from remem.settings.baselines import BaselineSettings, CompressiveTransformerSettings, DNCSettings, STMSettings
+from remem.settings.model import ModelSettings, with_machine, without_rehearsal
 from remem.settings.run import Run, TrainSettings
 from remem.settings.tasks import BabiTask, SyntheticTask
 
@@ -92,20 +91,27 @@ class Ablation:
             return {row.method: row for row in rows}
         return {row.method: name_variation(row, replace(row, train=replace(row.train, steps=steps))) for row in rows}
 
+    def rivals(self) -> dict[str, Run]:
+        """Some of the methods the paper compares with, at sizes as reduced as those of `rm`, for `remem sweep`."""
+        width, plain = self.rm.model.item_dim, without_rehearsal(self.rm.model)
+        slots = leaves(self.rm)["model.machine.num_slots"]
+        machines: dict[str, BaselineSettings] = {
+            "stm": STMSettings(num_slots=slots, width=width),
+            "ct": CompressiveTransformerSettings(num_slots=slots, num_layers=1),
+            "dnc": DNCSettings(num_slots=slots),
+        }
+        return {
+            method: replace(self.rm, method=method, model=replace(plain, machine=machine))
+            for method, machine in machines.items()
+        }
+
 
 def undo(rm: Run, change: Change) -> Run:
     """`rm` without one change: its fields get their defaults, which are the paper's plain form and no warm-up."""
-    plain = Run(task=rm.task)
+    plain = leaves(Run(task=rm.task))
     for field in change.fields:
-        rm = _with_field(rm, field.split("."), plain)
+        rm = with_field(rm, field, plain[field])
     return replace(rm, method=change.method)
-
-
-def _with_field(settings: Any, path: list[str], plain: Any) -> Any:
-    """Settings with one field, found by its path, as in other settings."""
-    name, *rest = path
-    value = getattr(plain, name)
-    return replace(settings, **{name: _with_field(getattr(settings, name), rest, value) if rest else value})
 
 
 # Sizes were chosen by the validation score of `rm` alone, on seed 0: well above chance, and not yet at its best.
@@ -173,17 +179,6 @@ def find_ablation(task: str) -> Ablation:
     if task not in ABLATIONS:
         raise BadInput(f"There is no ablation of {task!r}. There are: {', '.join(ABLATIONS)}.")
     return ABLATIONS[task]
-
-
-def check_same(run: Run, config: dict[str, Any], where: str) -> None:
-    """Refuse what was made with other settings: it would be another run under the same name."""
-    # the method is what we compare for; what differs is written behind it
-    other = name_variation(run, replace(from_json(Run, config), method=run.method))
-    if other.method != run.method:
-        raise BadInput(
-            f"{where} was made with other settings than the ablation has now ({other.method}); "
-            "move it away, or name another folder."
-        )
 
 
 def make_rows(ablation: Ablation, runs: list[Run], records: list[Record]) -> tuple[list[str], list[list[str]]]:

@@ -16,6 +16,7 @@ from remem.experiments.describe import format_description
 from remem.experiments.describe import read as read_description
 from remem.experiments.forgetting import format_forgetting, make_forgetting
 from remem.experiments.records import read_record, read_records
+from remem.experiments.sweeps import format_sweep, make_sweep, tabulate
 from remem.experiments.tables import Runs, format_lines, format_parts, format_table, make_parts, make_table, ordered
 from remem.experiments.trials import TRIALS, format_steps, format_trials
 
@@ -76,6 +77,17 @@ def _ablation(results: Path, words: list[str]) -> str:
     ablation = find_ablation(words[0])
     header, rows = make_rows(ablation, list(ablation.runs().values()), read_records(results, words[0]))
     return format_lines(header, rows, "md")
+
+
+def _sweep(results: Path, words: list[str]) -> str:
+    """`remem sweep TASK --over SETTING VALUES... --methods METHODS... --table`, each option once."""
+    options: dict[str, list[str]] = {}
+    for word in words[1:]:
+        if word.startswith("--"):
+            options[word] = []
+        else:
+            options[list(options)[-1]].append(word)
+    return format_sweep(tabulate(make_sweep(words[0], options["--over"], options["--methods"]), results), "md")
 
 
 def _facts(results: Path, words: list[str]) -> str:
@@ -172,6 +184,7 @@ def _models(results: Path, words: list[str]) -> str:
 _MAKERS: dict[str, Callable[[Path, list[str]], str]] = {
     "remem table": _table,
     "remem ablate": _ablation,
+    "remem sweep": _sweep,
     "remem data describe": _facts,
     "error by task": _parts,
     "forgetting": _forgetting,

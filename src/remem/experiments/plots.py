@@ -1,4 +1,4 @@
-"""Drawings of records: accuracy by age, learning curves, error by task. The same records give the same bytes."""
+"""Drawings of records: accuracy by age, learning curves, error by task, sweeps. Equal records give equal bytes."""
 
 from __future__ import annotations
 
@@ -74,16 +74,7 @@ def draw_forgetting(table: Table) -> Figure:
         ends: list[float] = []
         looks = _looks(table["seeds"])
         for method, look in looks.items():
-            rows = [(row["age"], row["cells"][method]) for row in table["rows"] if row["cells"][method]["n"]]
-            middles = [(first + last) / 2 for (first, last), _ in rows]
-            means = [cell["mean"] for _, cell in rows]
-            stds = [cell["std"] or 0.0 for _, cell in rows]
-            low = [mean - std for mean, std in zip(means, stds, strict=True)]
-            high = [mean + std for mean, std in zip(means, stds, strict=True)]
-            axes.plot(middles, means, linewidth=1.6, markersize=4, **look)
-            if any(stds):
-                axes.fill_between(middles, low, high, color=look["color"], alpha=0.18, linewidth=0)
-            ends += [*low, *high]
+            ends += _line(axes, look, [(sum(row["age"]) / 2, row["cells"][method]) for row in table["rows"]])
         # at least 20 points high, so that noise does not look like forgetting
         slack = max(2.0, (20 - (max(ends) - min(ends))) / 2)
         top = min(101.0, max(ends) + slack)
@@ -95,6 +86,35 @@ def draw_forgetting(table: Table) -> Figure:
         axes.set_title(f"Accuracy by age of the evidence: {table['task']}")
         _legend(figure, looks)
     return figure
+
+
+def draw_sweep(table: Table) -> Figure:
+    """A test metric by the values of a setting: a line for each method, with a band of one standard deviation."""
+    with rc_context(STYLE):
+        figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+        axes = figure.add_subplot()
+        values = [row["value"] for row in table["rows"]]
+        # words stand side by side
+        places = values if all(type(value) in (int, float) for value in values) else list(range(len(values)))
+        looks = _looks(table["seeds"])
+        for method, look in looks.items():
+            _line(axes, look, [(x, row["cells"][method]) for x, row in zip(places, table["rows"], strict=True)])
+        axes.set_xticks(places, [str(value) for value in values])
+        _label(axes, table["label"], f"test {table['metric']} (%)")
+        axes.set_title(f"{table['label']}: {table['task']}")
+        _legend(figure, looks)
+    return figure
+
+
+def _line(axes: Axes, look: dict[str, Any], points: list[tuple[float, dict[str, Any]]]) -> list[float]:
+    """Means with a band of one standard deviation over seeds, where there are any; returns the ends of the band."""
+    filled = [(x, cell["mean"], cell["std"] or 0.0) for x, cell in points if cell["n"]]
+    xs, means = [x for x, _, _ in filled], [mean for _, mean, _ in filled]
+    low, high = [mean - std for _, mean, std in filled], [mean + std for _, mean, std in filled]
+    axes.plot(xs, means, linewidth=1.6, markersize=4, **look)
+    if low != high:
+        axes.fill_between(xs, low, high, color=look["color"], alpha=0.18, linewidth=0)
+    return low + high
 
 
 def draw_curves(task: str, runs: Runs, metrics: tuple[str, ...] = ()) -> Figure:

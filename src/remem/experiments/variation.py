@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
 
-from remem.settings.codec import to_json
+from remem.errors import BadInput
+from remem.settings.codec import from_json, to_json
 from remem.settings.run import Run
 
 MAX_LABEL = 80
@@ -59,3 +61,28 @@ def name_variation(preset: Run, run: Run) -> Run:
     if len(label) > MAX_LABEL:
         label = f"{len(changed)} changes {hashlib.sha256(label.encode()).hexdigest()[:8]}"
     return replace(run, method=f"{run.method}[{label}]")
+
+
+def check_same(run: Run, config: dict[str, Any], where: str) -> None:
+    """Refuse what was made with other settings: it would be another run under the same name."""
+    # the method is what we compare for; what differs is written behind it
+    other = name_variation(run, replace(from_json(Run, config), method=run.method))
+    if other.method != run.method:
+        raise BadInput(
+            f"{where} was made with other settings than are asked for now ({other.method}); "
+            "move it away, or name another folder."
+        )
+
+
+def with_field(run: Run, name: str, value: Any) -> Run:
+    """The run with one setting changed, found by its dotted name; the value is as in JSON."""
+    config = to_json(run)
+    *path, last = name.split(".")
+    inner = config
+    for part in path:
+        inner = inner.get(part) if isinstance(inner, dict) else None
+    if not isinstance(inner, dict) or last not in inner or isinstance(inner[last], dict) or last == "type":
+        near = get_close_matches(name, leaves(run), n=3, cutoff=0.0)
+        raise BadInput(f"{run.task.name}/{run.method} has no setting {name!r}. Nearest: {', '.join(near)}.")
+    inner[last] = value
+    return from_json(Run, config)
