@@ -22,6 +22,7 @@ from remem.experiments.ablations import ABLATIONS
 from remem.experiments.paper import PAPER
 from remem.experiments.presets import PRESETS
 from remem.experiments.records import read_record, read_records
+from remem.experiments.sweeps import methods_of
 from remem.experiments.variation import differences
 from remem.settings.codec import to_json
 from remem.streaming.memory import StreamMemory
@@ -40,6 +41,7 @@ RECORDS = [path for path in sorted((ROOT / "results").rglob("*.json")) if path.p
 # what stands in a table: not the trials, and not the demo, which is no preset
 ROWS = [path for path in RECORDS if path.parts[-3] in {*PAPER, *ABLATIONS} and path.parts[-4] == "results"]
 TRIALS = sorted({path.parent for path in RECORDS if path.parts[-4] == "trials"})
+SWEPT = [path for path in RECORDS if path.parts[-4] == "sweeps"]
 FORBIDDEN = re.compile(
     r"\bpickle\b|torch\.(load|save)\(|\bmarshal\b|\bdill\b|\bjoblib\b|\bshelve\b|weights_only|\beval\(['\"]|\bexec\("
 )
@@ -98,6 +100,7 @@ def test_every_record_says_what_made_it(path: Path) -> None:
     assert record["metrics"]["test"]
     assert record["data"]["fingerprint"]
     assert record["cost"]["wall_seconds"] > 0
+    assert not record["code"].get("dirty"), "made from a checkout with changes that no commit has"
 
 
 @pytest.mark.parametrize("path", BENCHES, ids=lambda p: p.stem)
@@ -172,6 +175,7 @@ def test_a_table_that_the_records_do_not_give_is_written_anew_and_an_unknown_one
         "remem table synthetic",
         "remem table babi",
         "remem ablate synthetic-small --table",
+        "remem sweep synthetic-small --over K 2 4 8 16 --methods rm stm ct --metric early --table",
         "remem data describe lastfm assistments --table",
     ],
 )
@@ -191,6 +195,15 @@ def test_a_row_of_a_table_is_the_preset_it_is_named_after(path: Path) -> None:
     preset = presets[method]
     assert preset is not None, f"{task}/{method} is no preset"
     assert differences(preset, record["config"]) == {}
+
+
+@pytest.mark.parametrize("path", SWEPT, ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_a_point_of_a_sweep_differs_from_its_method_in_one_setting_which_its_name_tells(path: Path) -> None:
+    record = read_record(path)
+    preset = methods_of(record["task"])[record["method"].partition("[")[0]]
+    told = [f"{name}={value}" for name, value in differences(preset, record["config"]).items()]
+    assert len(told) <= 1
+    assert record["method"] == preset.method + "".join(f"[{change}]" for change in told)
 
 
 def test_a_row_with_other_settings_than_its_preset_would_be_found() -> None:

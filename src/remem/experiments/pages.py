@@ -15,10 +15,12 @@ from remem.experiments.ablations import find_ablation, make_rows
 from remem.experiments.describe import format_description
 from remem.experiments.describe import read as read_description
 from remem.experiments.forgetting import format_forgetting, make_forgetting
+from remem.experiments.presets import PRESETS
 from remem.experiments.records import read_record, read_records
 from remem.experiments.sweeps import format_sweep, make_sweep, tabulate
 from remem.experiments.tables import Runs, format_lines, format_parts, format_table, make_parts, make_table, ordered
 from remem.experiments.trials import TRIALS, format_steps, format_trials
+from remem.experiments.variation import leaves
 
 _BLOCK = re.compile(r"(<!-- (?P<mark>[^>]+?) -->\n)(?P<body>(?:(?!<!--).)*)(<!-- end -->)", flags=re.DOTALL)
 _FIGURES = ("way", "ms_per_step", "streams_per_second", "times_eager", "peak_memory_mb")
@@ -80,14 +82,15 @@ def _ablation(results: Path, words: list[str]) -> str:
 
 
 def _sweep(results: Path, words: list[str]) -> str:
-    """`remem sweep TASK --over SETTING VALUES... --methods METHODS... --table`, each option once."""
+    """`remem sweep TASK --over SETTING VALUES... --methods METHODS... [--metric METRIC] --table`."""
     options: dict[str, list[str]] = {}
     for word in words[1:]:
         if word.startswith("--"):
             options[word] = []
         else:
             options[list(options)[-1]].append(word)
-    return format_sweep(tabulate(make_sweep(words[0], options["--over"], options["--methods"]), results), "md")
+    sweep = make_sweep(words[0], options["--over"], options["--methods"])
+    return format_sweep(tabulate(sweep, results, *options.get("--metric", [])), "md")
 
 
 def _facts(results: Path, words: list[str]) -> str:
@@ -147,9 +150,11 @@ def _checks(results: Path, words: list[str]) -> str:
     rows = []
     for check in sorted(found, key=lambda check: (check["precision"] == "bf16", check["memory"])):
         endless = next(passed for passed in check["passed"] if passed["check"].startswith("check_endless"))
-        rows.append([check["memory"], check["precision"], str(check["item_dim"]), f"{check['segments']:,}",
-                     f"{endless['largest']:g}", check["code"]["commit"][:7]])  # fmt: skip
-    header = ["memory", "arithmetic", "width", "random segments", "largest number in the state", "commit"]
+        slots = check.get("num_slots") or leaves(PRESETS[check["memory"]])["model.machine.num_slots"]
+        rows.append([check["memory"], check["precision"], str(check["item_dim"]), str(slots),
+                     f"{endless.get('segments', check['segments']):,}", f"{endless['largest']:g}",
+                     check["code"]["commit"][:7]])  # fmt: skip
+    header = ["memory", "arithmetic", "width", "slots", "random segments", "largest number in the state", "commit"]
     return format_lines(header, rows, "md", words=2)
 
 
@@ -205,6 +210,8 @@ FIGURES = (
     ("curves", "synthetic", ("multi-hop-reason", "rm-no-rehearsal", "rm", "rm-paper", "rm-random-sampler",
                              "trials/rm-no-warmup", "trials/rm-no-rehearsal-no-warmup")),
 )  # fmt: skip
+# and of sweeps: task, setting, methods
+SWEEPS = (("synthetic-small", "K", ("rm", "stm", "ct")),)
 
 
 def draw(results: Path, folder: Path) -> None:
@@ -217,6 +224,9 @@ def draw(results: Path, folder: Path) -> None:
             plots.draw_curves(task, runs) if kind == "curves" else plots.draw_forgetting(make_forgetting(task, runs))
         )
         plots.save(drawn, folder / f"{kind}-{task}.svg")
+    for task, setting, swept in SWEEPS:
+        table = tabulate(make_sweep(task, [setting], swept), results)
+        plots.save(plots.draw_sweep(table), folder / f"sweep-{setting.lower()}-{task}.svg")
 
 
 def main() -> None:
