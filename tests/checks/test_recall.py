@@ -19,11 +19,12 @@ from remem.baselines.hpmn import HPMN
 from remem.baselines.mimn import MIMN
 from remem.baselines.nutm import NUTM
 from remem.baselines.stm import STM
-from remem.build import build_machine
+from remem.build import build_machine, build_memorizer
 from remem.checks import recall
 from remem.checks.memorizer import check_endless
 from remem.checks.recall import check_recall, learn_recall
-from remem.experiments.presets import RM
+from remem.data.codec import IdCodec
+from remem.experiments.presets import PRESETS, RM
 from remem.model.machine import MemoryMachine
 from remem.settings.model import with_machine
 
@@ -71,7 +72,18 @@ def test_a_memory_learns_which_of_four_symbols_came_first_among_fifty(name: str)
 @pytest.mark.parametrize("name", MEMORIES)
 def test_an_endless_random_stream_leaves_every_state_finite_and_bounded(name: str) -> None:
     torch.manual_seed(0)
-    assert 0 < check_endless(MEMORIES[name](), DIM, segments=600) < 1e4
+    assert 0 < check_endless(MEMORIES[name](), DIM, segments=600).largest < 1e4
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize("method", ["rm", "dnc", "dnc-msd", "nutm", "dmsdnc", "stm-matched", "ct", "hpmn", "mimn"])
+def test_a_presets_own_memory_is_not_refused_for_a_short_stream(method: str) -> None:
+    torch.manual_seed(0)
+    codec = IdCodec(segment_len=5, num_items=4, num_queries=1, num_answers=4)
+    model = replace(PRESETS[f"synthetic/{method}"].model, item_dim=8, model_dim=8)
+    found = check_endless(build_memorizer(model, codec), 8, segments=100)
+    assert 0 < found.largest < 1e4
+    assert len(found.along) == found.segments // 10
 
 
 class Forgetful(MemoryMachine):
@@ -91,17 +103,35 @@ def test_a_memory_that_forgets_is_told_what_was_expected(monkeypatch: pytest.Mon
 
 
 class Growing(MemoryMachine):
-    """Adds to its state for ever."""
+    """Adds to its state, for ever or until it is large."""
 
-    def write(self, state: Any, segment: Any) -> Any:
-        return state._replace(slots=state.slots + 1.0)
+    limit = float("inf")
+
+    def write_stream(self, state: Any, stream: Any) -> Any:
+        grown = (state.slots + stream.order.shape[1]).clamp(max=self.limit)
+        return super().write_stream(state, stream)._replace(state=state._replace(slots=grown))
+
+
+def growing() -> Growing:
+    whole = small_rm()
+    return Growing(encoder=whole.encoder, writer=whole.writer, num_slots=4, item_dim=DIM)
 
 
 def test_a_state_that_grows_with_the_stream_is_caught() -> None:
-    whole = small_rm()
-    growing = Growing(encoder=whole.encoder, writer=whole.writer, num_slots=4, item_dim=DIM)
-    with pytest.raises(AssertionError, match="grew from"):
-        check_endless(growing, DIM, segments=100)
+    with pytest.raises(AssertionError, match=r"grew from .* over 200 random segments: it grows with the stream"):
+        check_endless(growing(), DIM, segments=20)
+
+
+def test_a_state_that_settles_late_is_given_the_time() -> None:
+    memory = growing()
+    memory.limit = 50.0
+    found = check_endless(memory, DIM, segments=20)
+    assert found.largest == 50.0
+    assert 50 < found.segments < 200
+    assert found.along[0][0] == 2
+    assert found.along[-1] == (found.segments, 50.0)
+    # long enough from the start, it takes no longer than it was told
+    assert check_endless(memory, DIM, segments=120).segments == 120
 
 
 def test_learning_leaves_the_number_of_threads_as_it_was() -> None:

@@ -33,7 +33,18 @@ def test_what_was_checked_is_written_down(tmp_path: Path) -> None:
     assert record["made"]
     assert len(record["passed"]) == 8
     assert record["passed"][-1]["check"] == "check_endless, 20 segments"
-    assert 0 < record["passed"][-1]["largest"] < 10
+    endless = record["passed"][-1]
+    assert 0 < endless["largest"] < 10
+    assert [written for written, _ in endless["along"]] == list(range(2, endless["segments"] + 1, 2))
+
+
+def test_slots_are_as_many_as_were_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "rm.json"
+    options = ["--item-dim", "8", "--num-slots", "3", "--segments", "20", "--no-recall", "--out", str(out)]
+    assert main(["check", "synthetic/rm", *options]) == 0
+    assert json.loads(out.read_text())["num_slots"] == 3
+    assert main(["check", "synthetic/hpmn", "--num-slots", "3"]) == 2
+    assert "slots" in capsys.readouterr().err
 
 
 def test_a_check_that_fails_leaves_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ import tyro
 from remem.errors import BadInput, RememError
 
 if TYPE_CHECKING:
+    from remem.checks.memorizer import Endless
+    from remem.checks.recall import Recall
     from remem.model.interface import Memorizer
 
 
@@ -28,10 +30,14 @@ class Options:
     """Width of the items. A preset is built at this width; a function of your own must return a memory for it."""
     segment_len: int = 5
     """Longest segment a preset's memory is built for; the checks take four items, recall takes five."""
+    num_slots: int | None = None
+    """Memory slots (K) of a preset's memory; by default its own."""
     segments: int = 5000
-    """Random segments of the endless stream."""
+    """Random segments of the endless stream; one whose state still grows then goes on, up to ten times as long."""
     precision: Literal["float32", "bf16"] = "float32"
     """Arithmetic of the endless stream; bf16 is mixed precision, as in training."""
+    compile: bool = False
+    """Compile what a stream repeats before the endless one, which makes a long one up to ten times faster."""
     recall: bool = True
     """Also train the memory to recall which of four symbols came first among fifty items."""
     out: Path | None = None
@@ -48,7 +54,9 @@ def main(argv: list[str]) -> None:
     from remem.training.precision import autocast
     from remem.training.record import code_version
 
-    def endless(memory: Memorizer, item_dim: int) -> float:
+    def endless(memory: Memorizer, item_dim: int) -> Endless:
+        if options.compile:
+            memory.compile_parts("inductor")
         with autocast(torch.device("cpu"), options.precision):
             return check_endless(memory, item_dim, options.segments)
 
@@ -90,15 +98,24 @@ def _write(path: Path, options: Options, code: dict[str, Any], passed: list[dict
     path.write_text(json.dumps({**settings, **facts, "passed": passed}, indent=1) + "\n")
 
 
-def _result(result: Any) -> dict[str, Any]:
-    if isinstance(result, float):
-        return {"largest": float(f"{result:.4g}")}
+def _result(result: Endless | Recall | None) -> dict[str, Any]:
+    from remem.checks.memorizer import Endless
+
+    if isinstance(result, Endless):
+        along = [[written, _rounded(size)] for written, size in result.along]
+        return {"segments": result.segments, "largest": _rounded(result.largest), "along": along}
     return {} if result is None else {"accuracy": round(result.accuracy, 4), "steps": result.steps}
 
 
-def _told(result: Any) -> str:
-    if isinstance(result, float):
-        return f"   largest number {result:.3g}"
+def _rounded(size: float) -> float:
+    return float(f"{size:.4g}")
+
+
+def _told(result: Endless | Recall | None) -> str:
+    from remem.checks.memorizer import Endless
+
+    if isinstance(result, Endless):
+        return f"   largest number {result.largest:.3g} in {result.segments:,} segments"
     return f"   {100 * result.accuracy:.1f} % after {result.steps} steps" if result is not None else ""
 
 
@@ -110,8 +127,11 @@ def _find(options: Options) -> Memorizer:
     from remem.build import build_memorizer
     from remem.data.codec import IdCodec
     from remem.experiments.presets import find_preset
+    from remem.settings.model import with_machine
 
     model = replace(find_preset(options.memory).model, item_dim=options.item_dim, model_dim=options.item_dim)
+    if options.num_slots is not None and hasattr(model.machine, "num_slots"):
+        model = with_machine(model, num_slots=options.num_slots)
     codec = IdCodec(segment_len=options.segment_len, num_items=4, num_queries=1, num_answers=4)
     memory: Any = build_memorizer(model, codec)
     return memory
