@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
 from remem.build import Model, build_model, build_sampler
 from remem.data.codec import Codec, codec_from_json
 from remem.errors import BadInput
+from remem.header import MODEL_FILE, model_path, read_header
 from remem.model.sampler import HistorySampler
 from remem.settings.codec import from_json, to_json
 from remem.settings.run import Run
 
-MODEL_FILE = "model.safetensors"
 SAMPLER_FILE = "sampler.safetensors"
 
 
@@ -60,17 +60,9 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], info: dict[str, Any]) -
 
 def load_tensors(path: Path, *required: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What `save_tensors` wrote, with the `required` names in its header; anything else is refused with a sentence."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        info = json.loads(header["remem"])
-    except FileNotFoundError:
-        raise BadInput(f"{path} does not exist; give the folder of a run or of a saved model.") from None
-    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
-        raise BadInput(f"{path} is not a file that remem saved, or it is damaged ({error}).") from None
-    if missing := [name for name in required if name not in info]:
-        raise BadInput(f"{path} is a file of another kind: its header has no {missing[0]!r}.")
+    info = read_header(path, *required)
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     return tensors, info
 
 
@@ -113,9 +105,7 @@ def save_bundle(folder: Path, model: Model, run: Run, codec: Codec) -> str:
 def load_bundle(folder: Path | str) -> Bundle:
     """The model saved in a folder, ready to answer."""
     path = Path(folder)
-    tensors, info = load_tensors(
-        path / MODEL_FILE if path.suffix != ".safetensors" else path, "run", "codec", "fingerprint"
-    )
+    tensors, info = load_tensors(model_path(path), "run", "codec", "fingerprint")
     run, codec = from_json(Run, info["run"]), codec_from_json(info["codec"])
     model = build_model(run.model, codec)
     load_weights(model, tensors)

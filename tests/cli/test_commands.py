@@ -30,6 +30,8 @@ TINY = (  # noqa: SIM905
     "--sampler-train.steps 2 --sampler-train.batch-size 8 --device cpu"
 ).split()
 
+MODELS = Path(__file__).resolve().parents[2] / "models"
+
 
 def run(*arguments: str | Path) -> int:
     return main([str(a) for a in arguments])
@@ -67,6 +69,32 @@ def test_help_starts_within_a_second(command: list[str]) -> None:
         if times[-1] < 1:
             break
     assert min(times) < 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["eval", "nowhere"], "does not exist"),
+        (["eval", MODELS / "babi"], "holds no prepared bAbI data"),
+        (["train", "babi/rm"], "holds no prepared bAbI data"),
+        (["train", "lastfm/rm"], "holds no prepared clicks data"),
+        (["ask", "nowhere", "Where is Mary?"], "does not exist"),
+        (["ask", MODELS / "babi", "Where is the unicorn?"], "'unicorn'"),
+        (["ask", MODELS / "babi", "Where is Mary?"], "'zebra'"),
+    ],
+)
+def test_what_can_be_refused_without_torch_is_refused_before_it_is_loaded(
+    arguments: list[str], said: str, here: Path
+) -> None:
+    code = (
+        "import sys; from remem.cli.main import main\n"
+        "code = main(sys.argv[1:]); assert 'torch' not in sys.modules; sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], input="Mary saw the zebra.", capture_output=True, text=True
+    )
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
 
 
 def test_a_presets_help_shows_its_fields_with_the_papers_symbols(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from remem import StreamMemory, load_bundle
 from remem.build import build_model
-from remem.bundle import MODEL_FILE, save_tensors
+from remem.bundle import save_tensors
 from remem.data.codec import TextCodec, UnknownItem
 from remem.errors import BadInput
+from remem.header import MODEL_FILE
 from remem.settings.model import ModelSettings
 from remem.settings.run import Run
 from remem.tasks.load import load_task

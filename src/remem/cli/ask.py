@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import tyro
 
 from remem.errors import BadInput
+from remem.header import model_path, read_header
 
 if TYPE_CHECKING:
     from remem.data.codec import Codec
@@ -56,17 +57,21 @@ def main(argv: list[str]) -> None:
     if not options.questions:
         raise BadInput("There is no question; give at least one after the model, such as 'Where is Mary?'.")
     source, lines = read_lines(options.story)
-    from remem.streaming.memory import StreamMemory
+    from remem.data.codec import codec_from_json
 
-    memory = StreamMemory.open(options.model)
-    if memory.codec.kind not in ("text", "ids", "clicks"):
+    # what can't be asked is refused before torch is loaded, which takes seconds
+    codec = codec_from_json(read_header(model_path(options.model), "codec")["codec"])
+    if codec.kind not in ("text", "ids", "clicks"):
         raise BadInput(
             f"{options.model} answers by candidates or reads vectors, which a command line can't give; "
             "use `StreamMemory` from Python."
         )
-    questions = [question_for(question, memory.codec) for question in options.questions]
-    story = read_sentences(lines, source) if memory.codec.kind == "text" else read_numbers(lines, source)
-    refuse_unknown_items(story, source, memory.codec)
+    questions = [question_for(question, codec) for question in options.questions]
+    story = read_sentences(lines, source) if codec.kind == "text" else read_numbers(lines, source)
+    refuse_unknown_items(story, source, codec)
+    from remem.streaming.memory import StreamMemory
+
+    memory = StreamMemory.open(options.model)
     memory.write_many(item for _, item in story.items)
     answers = [memory.query(question, top=options.top) for question in questions]
     tell_how_it_was_read(story, source)

@@ -10,7 +10,11 @@ from typing import Literal
 
 import tyro
 
+from remem.data.manifest import check_prepared
 from remem.errors import BadInput
+from remem.header import model_path, read_header
+from remem.settings.codec import from_json
+from remem.settings.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +40,10 @@ def main(argv: list[str]) -> None:
     options = tyro.cli(Options, args=argv, prog="remem eval")
     if options.limit is not None and options.limit < 1:
         raise BadInput(f"--limit {options.limit}: expected at least one stream.")
+    # what can't be tested is refused before torch is loaded, which takes seconds
+    task_settings = from_json(Run, read_header(model_path(options.model), "run")["run"]).task
+    if options.data is None:
+        check_prepared(task_settings)
     from remem.bundle import load_bundle
     from remem.tasks.base import plain
     from remem.tasks.load import load_task

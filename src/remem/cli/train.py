@@ -9,6 +9,7 @@ from pathlib import Path
 
 import tyro
 
+from remem.data.manifest import check_prepared
 from remem.errors import BadInput
 from remem.experiments.presets import PRESETS, find_preset, list_presets
 from remem.experiments.variation import name_variation
@@ -140,6 +141,7 @@ def _again(folder: Path, argv: list[str], *, resume: bool) -> None:
 
 
 def _train(run: Run, folder: Path, options: Options, *, resume: bool) -> None:
+    check_prepared(run.task)  # before torch is loaded, which takes seconds
     from remem.experiments.records import publish
     from remem.training.run import Trainer, pick_device
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from remem.data.babi_format import UNKNOWN_EVIDENCE, Story, Words
-from remem.data.babi_store import read_manifest, read_stories
+from remem.data.babi_store import need_manifest, read_stories
 from remem.data.batch import UNSEEN_ANSWER, QueryBatch
 from remem.data.codec import TextCodec, cut
 from remem.data.dataset import Bucket, Split
@@ -31,11 +31,7 @@ class TaskStories:
 
 def load_stories(folder: Path, tasks: tuple[int, ...], split: str) -> list[TaskStories]:
     """Stories of a split. Training stories are the 10k file less those moved to validation, as in en-valid-10k."""
-    manifest = read_manifest(folder)
-    if not manifest:
-        raise BadInput(
-            f"{folder} holds no prepared bAbI data; run `remem data import PATH` with the original folder or archive."
-        )
+    need_manifest(folder)
     return [TaskStories(task, _stories_of(folder, task, split)) for task in tasks]
 
 

@@ -146,6 +146,16 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def need_manifest(folder: Path) -> dict[str, Any]:
+    """The same, refused if nothing was imported into the folder."""
+    manifest = read_manifest(folder)
+    if not manifest:
+        raise BadInput(
+            f"{folder} holds no prepared bAbI data; run `remem data import PATH` with the original folder or archive."
+        )
+    return manifest
+
+
 def read_stories(folder: Path, task: int, split: str) -> list[Story]:
     """Stories of one task and split; none if that file was never imported."""
     path = folder / f"qa{task}_{split}.txt.gz"

@@ -19,10 +19,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from remem.data.manifest import FORMAT, MANIFEST, read_prepared
 from remem.errors import BadInput
 
-MANIFEST = "manifest.json"
-FORMAT = 1
 Array = npt.NDArray[Any]
 
 
@@ -109,12 +108,7 @@ class Prepared:
     """What an import left in a folder; opening it reads the manifest alone."""
 
     def __init__(self, folder: Path, task: str, how: str) -> None:
-        try:
-            self.manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
-        except (OSError, json.JSONDecodeError):
-            raise BadInput(f"{folder} holds no prepared {task} data; make it with `{how}`.") from None
-        if self.manifest.get("task") != task or self.manifest.get("format") != FORMAT:
-            raise BadInput(f"{folder} holds prepared data of another kind than {task}; import it again with `{how}`.")
+        self.manifest = read_prepared(folder, task, how)
         self.folder = folder
 
     def array(self, name: str) -> Tensor:

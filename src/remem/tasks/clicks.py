@@ -14,7 +14,7 @@ from remem.data.click_files import import_clicks
 from remem.data.clicks import AGES, FINAL, PARTS, ClickLog, as_split, cuts_of
 from remem.data.codec import ClickCodec
 from remem.data.dataset import Split
-from remem.data.prepared import MANIFEST
+from remem.data.manifest import MANIFEST
 from remem.errors import BadInput
 from remem.settings.tasks import ClickTask
 from remem.tasks.base import Metrics, Tally, Task

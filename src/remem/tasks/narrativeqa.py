@@ -9,9 +9,9 @@ from tempfile import TemporaryDirectory
 
 from remem.data.codec import PassageCodec
 from remem.data.dataset import Split
+from remem.data.manifest import MANIFEST
 from remem.data.narrativeqa import Summaries, as_split, folds
 from remem.data.narrativeqa_files import import_narrativeqa
-from remem.data.prepared import MANIFEST
 from remem.errors import BadInput
 from remem.settings.tasks import NarrativeQATask
 from remem.tasks.base import Metrics, Tally, Task
