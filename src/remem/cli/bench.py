@@ -26,7 +26,8 @@ class Options:
     batch_size: int | None = None
     """Streams a step; by default the preset's."""
     steps: int | None = None
-    """Steps timed for each way: on a GPU the mean is shown, by default of an epoch; on a CPU the median, of 5."""
+    """Steps timed for each way, the ways in turn: on a GPU in five rounds, by default of an epoch; on a CPU 5 steps.
+    The median is shown."""
     device: str = "auto"
     """cpu, cuda, or auto: a GPU if there is one."""
     precision: Literal["float32", "bf16"] = "float32"

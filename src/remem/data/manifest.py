@@ -15,7 +15,7 @@ FORMAT = 1
 
 
 def read_prepared(folder: Path, task: str, how: str) -> dict[str, Any]:
-    """The manifest of a folder of arrays; a missing one, or of other data, is refused with the command that makes it."""
+    """The manifest of a folder of arrays; a missing one, or of other data, is refused with how to make it."""
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
     except (OSError, json.JSONDecodeError):

@@ -1,19 +1,14 @@
-"""Measurements behind every claim of speed: each prints the plain way and the fast way from one run."""
+"""Measurements behind every claim of speed: the plain way and the fast ones in turn, in one run."""
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import json
 import platform
-import resource
-import statistics
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +20,7 @@ from remem.data.dataset import Split, epoch_batches, training_batches
 from remem.errors import BadInput
 from remem.experiments.floor import Rates, Work, count_work, measure_rates
 from remem.experiments.presets import find_preset
+from remem.experiments.timing import Repeated, Timing, time_in_turn
 from remem.model.assembly import MemoryModel
 from remem.model.machine import MemoryMachine
 from remem.model.sampler import HistorySampler, RandomSampler
@@ -47,15 +43,6 @@ class Way(NamedTuple):
     plain: bool = False
     captured: bool = False
     compiled: bool = False
-
-
-class Timing(NamedTuple):
-    """Milliseconds of a step with its fastest and slowest, and the peak of memory in MB."""
-
-    ms: float
-    least: float = float("nan")
-    most: float = float("nan")
-    memory: float = float("nan")
 
 
 PLAIN_STEPS = 60  # enough for a mean of the slow way
@@ -117,25 +104,29 @@ class Bench:
             raise BadInput(f"{self.preset} has no memory to write to; take a preset of a memory-based method.")
         return model
 
-    def time_steps(self, way: Way) -> Timing:
-        """A training step over batches drawn as in training."""
+    def time_steps(self, ways: Sequence[Way]) -> list[Timing]:
+        """A training step over batches drawn as in training, each way in turn."""
+        return time_in_turn([partial(self._steps, way) for way in ways], self.device)
+
+    def _steps(self, way: Way) -> Repeated:
         objective = self.objective()
         if way.compiled:
             objective.compile()
         settings = replace(self.run.train, capture=way.captured)
         steps = min(self.steps, PLAIN_STEPS) if way.plain else self.steps
         batches = list(islice(training_batches(self.split, settings.batch_size, 0, 0), steps))
-        with reference_only() if way.plain else nullcontext():
+        # each shape first, so that nothing is compiled or captured while the clock runs; twice where parts are
+        # compiled, since the second step may find reasons to do so again
+        shapes = {(bucket, len(rows)): (bucket, rows) for bucket, rows in batches}
+        first = [*shapes.values()] * (2 if way.compiled else 1)
+        with _paths(way.plain):
             step = make_step(objective.model, objective, self.split, settings)
-            # each shape first, so that nothing is compiled or captured while the clock runs; twice where parts are
-            # compiled, since the second step may find reasons to do so again
-            shapes = {(bucket, len(rows)): (bucket, rows) for bucket, rows in batches}
-            first = [*shapes.values()] * (2 if way.compiled else 1)
 
-            def one(batch: tuple[int, Tensor]) -> None:
+        def one(batch: tuple[int, Tensor]) -> None:
+            with _paths(way.plain):
                 step(*batch, settings.learning_rate)
 
-            return _timed(one, first, batches, self.device)
+        return Repeated(one, first, batches)
 
     def work(self) -> Work:
         """Arithmetic and bytes of a step, averaged over the shapes of an epoch as often as they come."""
@@ -157,10 +148,8 @@ class Bench:
         return Work(flops, traffic)
 
 
-def wait(device: torch.device) -> None:
-    """Until the device has done all it was asked to."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+def _paths(plain: bool) -> AbstractContextManager[object]:
+    return reference_only() if plain else nullcontext()
 
 
 def bench_train(bench: Bench, out: Path | None) -> Iterator[str]:
@@ -168,8 +157,9 @@ def bench_train(bench: Bench, out: Path | None) -> Iterator[str]:
     run = bench.run
     rows: list[dict[str, Any]] = []
     yield f"{bench.preset}, batch {run.train.batch_size}, {bench.precision}, {device_name(bench.device)}"
-    for way in WAYS[bench.device.type]:
-        rows.append(_row(way.name, bench.time_steps(way), run.train.batch_size, rows))
+    ways = WAYS[bench.device.type]
+    for way, timing in zip(ways, bench.time_steps(ways), strict=True):
+        rows.append(_row(way.name, timing, run.train.batch_size, rows))
         yield _line(rows[-1])
     work = bench.work()
     rates = measure_rates(bench.device, torch.bfloat16 if bench.precision == "bf16" else torch.float32)
@@ -197,8 +187,9 @@ def bench_methods(benches: list[Bench], out: Path | None) -> Iterator[str]:
     rows: list[dict[str, Any]] = []
     yield f"{first.run.task.name}, batch {first.run.train.batch_size}, {first.precision}, {device_name(first.device)}"
     for bench in benches:
-        for way in (Way("eager", plain=True), fastest(bench.run.method, bench.device.type)):
-            row = _row(f"{bench.run.method}, {way.name}", bench.time_steps(way), bench.run.train.batch_size, rows[-1:])
+        ways = (Way("eager", plain=True), fastest(bench.run.method, bench.device.type))
+        for way, timing in zip(ways, bench.time_steps(ways), strict=True):
+            row = _row(f"{bench.run.method}, {way.name}", timing, bench.run.train.batch_size, rows[-1:])
             row["preset"] = bench.preset
             if way.plain:
                 row["times_eager"] = 1.0
@@ -234,9 +225,15 @@ def bench_scan(bench: Bench, out: Path | None) -> Iterator[str]:
             scanned = machine.writer.scan(first, features, *stream[1:4], in_turn=stream.in_turn)
         return scanned.memories.square().mean()
 
-    for name, plain in (("eager loop", True), ("fast scan", False)):
-        with reference_only() if plain else nullcontext():
-            timing = _timed(lambda _: loss().backward(), [None], range(bench.steps), bench.device)
+    def scan(plain: bool) -> Repeated:
+        def one(_: object) -> None:
+            with _paths(plain):
+                loss().backward()
+
+        return Repeated(one, [None], range(bench.steps))
+
+    timings = time_in_turn([partial(scan, True), partial(scan, False)], bench.device)
+    for name, timing in zip(("eager loop", "fast scan"), timings, strict=True):
         rows.append(_row(name, timing, b, rows))
         yield _line(rows[-1])
     with reference_only():
@@ -269,60 +266,16 @@ def bench_write(bench: Bench, out: Path | None) -> Iterator[str]:
     yield f"{bench.preset}, {b} streams of {t} segments, {bench.precision}, {device_name(bench.device)}"
     torch.testing.assert_close(one_by_one(), at_once(), rtol=1e-4, atol=1e-5)
     rows: list[dict[str, Any]] = []
-    for name, work in (("segment by segment", one_by_one), ("encoded at once", at_once)):
-        rows.append(_row(name, _timed(lambda _, work=work: work(), [None], range(bench.steps), bench.device), b, rows))  # type: ignore[misc]
+    ways = {"segment by segment": one_by_one, "encoded at once": at_once}
+
+    def written(way: Callable[[], Tensor]) -> Repeated:
+        return Repeated(lambda _: way(), [None], range(bench.steps))
+
+    timings = time_in_turn([partial(written, way) for way in ways.values()], bench.device)
+    for name, timing in zip(ways, timings, strict=True):
+        rows.append(_row(name, timing, b, rows))
         yield _line(rows[-1])
     _write(out, "write", bench, rows, {"segments": t, "steps": bench.steps})
-
-
-def _timed(one: Callable[[Any], object], first: Sequence[Any], each: Sequence[Any], device: torch.device) -> Timing:
-    """The median on a CPU, which other work on the machine moves least; on a GPU the mean, as steps overlap there."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    with _peak_of_process() if device.type == "cpu" else nullcontext([float("nan")]) as peak:
-        for given in first:
-            one(given)
-        wait(device)
-        marks = [time.perf_counter()]
-        for given in each:
-            one(given)
-            if device.type == "cpu":
-                marks.append(time.perf_counter())
-        wait(device)
-    if device.type == "cuda":
-        memory = torch.cuda.max_memory_allocated() / 2**20
-        return Timing(1000 * (time.perf_counter() - marks[0]) / len(each), memory=memory)
-    ms = [1000 * (after - before) for before, after in pairwise(marks)]
-    return Timing(statistics.median(ms), min(ms), max(ms), peak[0])
-
-
-@contextmanager
-def _peak_of_process() -> Iterator[list[float]]:
-    """How far the resident memory of this process rises inside, in MB: looked at every few milliseconds."""
-    page, status, found, done = resource.getpagesize(), Path("/proc/self/statm"), [float("nan")], threading.Event()
-    if not status.exists():
-        yield found
-        return
-
-    def resident() -> float:
-        return int(status.read_text().split()[1]) * page / 2**20
-
-    def watch() -> None:
-        while not done.wait(0.005):
-            found[0] = max(found[0], resident() - before)
-
-    gc.collect()
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):  # what an earlier way has left with the allocator would not show here
-        libc.malloc_trim(0)
-    before, found[0] = resident(), 0.0
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield found
-    finally:
-        done.set()
-        watcher.join()
 
 
 def _row(way: str, timing: Timing, streams: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -344,7 +297,7 @@ def _row(way: str, timing: Timing, streams: int, rows: list[dict[str, Any]]) -> 
 def _line(row: dict[str, Any]) -> str:
     memory = "" if row["peak_memory_mb"] is None else f" {row['peak_memory_mb']:8} MB"
     if "ms_least" in row:
-        memory += f"   {row['ms_least']:.0f} to {row['ms_most']:.0f} ms"
+        memory += f"   {row['ms_least']:.3g} to {row['ms_most']:.3g} ms"
     return (
         f"{row['way']:<20} {row['ms_per_step']:10.2f} ms {row['streams_per_second']:10} streams/s "
         f"{row['times_eager']:7.2f} x eager{memory}"
