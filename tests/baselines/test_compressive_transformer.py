@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from remem.baselines.compressive_transformer import CompressiveTransformer, QueueState, append, lay_out
+from remem.baselines.compressive_step import QueueState, append, lay_out
+from remem.baselines.compressive_transformer import CompressiveTransformer
 from remem.checks.memorizer import check_memorizer
 from remem.data.batch import Segment
 from remem.errors import BadInput

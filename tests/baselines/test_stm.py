@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from remem.baselines.stm import STM, STMState, matched_width, outer_product_attention
+from remem.baselines.stm import STM, matched_width
+from remem.baselines.stm_cell import STMState, outer_product_attention
 from remem.checks.memorizer import check_memorizer
 from remem.data.batch import Segment
 from remem.errors import BadInput

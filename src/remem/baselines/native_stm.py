@@ -19,7 +19,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from remem.baselines.stm import STMState, TwoMemories
+from remem.baselines.stm import TwoMemories
+from remem.baselines.stm_cell import STMState
 from remem.data.batch import QueryBatch, StreamBatch
 from remem.model.embed import ItemEmbedding
 from remem.model.interface import Answers, embed_stream, gather_rows
