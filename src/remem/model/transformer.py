@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remem.errors import BadInput
+from remem.ops.memory_attention import memory_attention
 from remem.ops.paths import fast
 from remem.ops.segment_attention import segment_attention
 
@@ -55,27 +56,24 @@ class MultiHeadAttention(nn.Module):
 
     def within(self, items: Float[Tensor, "b n d"], mask: Bool[Tensor, "b n"]) -> Float[Tensor, "b n d"]:
         """Each item attends to the real items of its own segment."""
-        q, k, v = self._heads(items, self.query, self.key, self.value)
+        qkv = self._heads(items, self.query, self.key, self.value)
         if items.is_cuda and fast():
-            return self.out(segment_attention(q, k, v, mask).flatten(2))
-        return self._attend(q, k, v, mask[:, None, None, :])
+            return self.out(segment_attention(qkv, mask).flatten(2))
+        q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))  # [b, heads, n, d/heads]
+        mixed = F.scaled_dot_product_attention(q, k, v, mask[:, None, None, :])
+        return self.out(mixed.transpose(1, 2).flatten(2))
 
     def forward(self, queries: Float[Tensor, "b i d"], keys: Float[Tensor, "b j d"]) -> Float[Tensor, "b i d"]:
         """Each query attends to all keys."""
-        (q,), (k, v) = self._heads(queries, self.query), self._heads(keys, self.key, self.value)
-        return self._attend(q, k, v, None)
+        q, kv = self._heads(queries, self.query).squeeze(2), self._heads(keys, self.key, self.value)
+        return self.out(memory_attention(q, kv).flatten(2))
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [b, heads, i, d/heads]
-        mixed = F.scaled_dot_product_attention(q, k, v, mask)
-        return self.out(mixed.transpose(1, 2).flatten(2))
-
-    def _heads(self, x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
-        """Several projections in one product, each as [b, i, heads, d/heads]."""
+    def _heads(self, x: Tensor, *layers: nn.Linear) -> Tensor:
+        """Several projections in one product: [b, i, layers, heads, d/heads]."""
         weight, bias = (
             torch.cat(parts) for parts in zip(*((layer.weight, layer.bias) for layer in layers), strict=True)
         )
-        return F.linear(x, weight, bias).unflatten(-1, (len(layers), self.num_heads, -1)).unbind(-3)
+        return F.linear(x, weight, bias).unflatten(-1, (len(layers), self.num_heads, -1))
 
 
 def attendable(mask: Bool[Tensor, "*b n"]) -> Bool[Tensor, "*b n"]:
