@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from remem.data.batch import Batch, QueryBatch, StreamBatch
 from remem.errors import BadInput
-from remem.model.assembly import MemoryModel
+from remem.model.assembly import Answered, MemoryModel
 from remem.model.fragments import Fragments, make_fragments, random_below
-from remem.model.interface import OwnLosses, Trace, gather_rows
+from remem.model.interface import OwnLosses, Trace, gather_each, gather_rows
 from remem.model.rehearsal import familiarity_loss, item_set_distractors, recollection_loss, stream_distractors
 from remem.model.sampler import HistorySampler, Sampler
 from remem.settings.model import RehearsalSettings
@@ -118,25 +118,33 @@ class MemoryObjective:
         if isinstance(self.sampler, HistorySampler):
             self.sampler.segment_means = torch.compile(self.sampler.segment_means, backend=backend)  # type: ignore[method-assign]
 
-    def rehearse(self, trace: Trace, batch: Batch) -> tuple[Tensor, Tensor]:
-        """L_rec and L_fam for one question of each stream."""
-        if self.sampler is None or not self.settings.enabled:
-            zero = trace.memories.new_zeros(())
-            return zero, zero
+    def rehearse(
+        self, batch: Batch, query: QueryBatch, memory: Float[Tensor, "b k d"]
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """L_rec and L_fam for one question of each stream, from the memory as it was at the question."""
+        assert self.sampler is not None  # or there is nothing to rehearse
         settings, stream = self.settings, batch.stream
-        query = rehearsed_question(batch.query, anytime=settings.anytime)
         chosen = self.sampler.choose(stream, query, settings.num_fragments)
         fragments = make_fragments(
             stream, *chosen, mask_ratio=settings.mask_ratio, replace_ratio=settings.replace_ratio
         )
-        memory = gather_rows(trace.memories, query.position).squeeze(1)  # as it was at the question
         distractors = draw_distractors(stream, fragments, self.model.embed.table.num_embeddings, settings)
         return self._rehearsal_losses(self.model, fragments, memory, distractors)
 
+    def losses(self, trace: Trace, batch: Batch) -> tuple[Losses, Answered]:
+        """All three losses, and the answers."""
+        if not self.settings.enabled:
+            answered, zero = self.model.answer_all(trace, batch.query), trace.memories.new_zeros(())
+            return Losses(reason_loss(answered.scores, batch.query), zero, zero), answered
+        query = rehearsed_question(batch.query, anytime=self.settings.anytime)
+        asked, rehearsed = gather_each(trace.memories, batch.query.position, query.position)
+        answered = self.model.answer_from(asked, batch.query)
+        reason, rehearsal = reason_loss(answered.scores, batch.query), self.rehearse(batch, query, rehearsed.squeeze(1))
+        return Losses(reason, *rehearsal), answered
+
     def __call__(self, batch: Batch) -> tuple[Tensor, Logs]:
         trace = self.model.memorize(batch.stream)
-        answered = self.model.answer_all(trace, batch.query)
-        losses = Losses(reason_loss(answered.scores, batch.query), *self.rehearse(trace, batch))
+        losses, answered = self.losses(trace, batch)
         total = losses.total(self.settings) + sum(trace.losses.values())
         read_entropy = torch.special.entr(answered.read_weights.detach()).sum(dim=-1).mean(dim=-1)  # [b, q]
         read_entropy = read_entropy.masked_fill(~batch.query.mask, 0.0).sum() / batch.query.mask.sum().clamp(min=1)

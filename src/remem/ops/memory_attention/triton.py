@@ -144,7 +144,8 @@ def _shape_of_program(slots: int, width: int, dtype: torch.dtype) -> dict[str, A
     padded = max(16, triton.next_power_of_2(slots))
     if dtype == torch.float32:
         # without matrix units: a tf32 product keeps three digits
-        return {"JP": padded, "BLOCK": 16, "num_warps": 4, "PRECISION": "ieee"}
+        return {"JP": padded, "BLOCK": 16, "num_warps": 4, "num_stages": 2, "PRECISION": "ieee"}
     # tf32 is a mere default here, it means nothing to 16 bits
     precision = "ieee" if INTERPRETED else "tf32"
-    return {"JP": padded, "BLOCK": 32, "num_warps": 2 if width <= 32 else 4, "PRECISION": precision}
+    warps = 2 if width <= 32 else 4
+    return {"JP": padded, "BLOCK": 32, "num_warps": warps, "num_stages": 2, "PRECISION": precision}

@@ -62,14 +62,16 @@ def fused(
     # a padded item may hold anything, and NaN times a gradient of zero is NaN
     real = features.masked_fill(~item_mask[..., None], 0.0)
     to_items = torch.cat([weights.item_side, gain * weights.items_to_gates])
-    items = F.linear(real, to_items, F.pad(weights.item_side_bias, (0, 3 * d)))
+    items = F.linear(real, to_items)
     to_slots = torch.cat([weights.slot_side, weights.slots_to_gates])
     # reset and keep add both their biases at once; that of new stays inside its gate on the slots' side
     gates_bias = weights.slots_bias + F.pad(weights.items_bias[: 2 * d], (0, d))
-    identity = weights.identity
-    if identity is None:
-        identity = slots.new_zeros(slots.shape[1], len(weights.score))
-    bias = torch.cat([identity, gates_bias.expand(len(identity), -1)], dim=1)
+    # inside the tanh a bias of the items is as good as one of the slots, whose gradient is there already
+    k = slots.shape[1]
+    side_bias = weights.item_side_bias.expand(k, -1)
+    if weights.identity is not None:
+        side_bias = weights.identity + side_bias
+    bias = torch.cat([side_bias, gates_bias.expand(k, -1)], dim=1)
     return slots, items, to_slots, bias, weights.items_bias[2 * d :], weights.score
 
 
@@ -134,9 +136,12 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     _, items, real, order, weight, bias, _, score, ctx.in_turn = inputs
     memories, _, shares, gates = output
     ctx.save_for_backward(items, real, order, weight, bias, score, memories, shares, gates)
+    ctx.set_materialize_grads(False)  # no one has a gradient for what is kept; zeros in its place would be large
 
 
-def _gradients(ctx: Any, grad_memories: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, grad_memories: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    if grad_memories is None:
+        return (None,) * 9
     slots, items, weight, bias, new_bias, score = _write_scan_backward(grad_memories, *ctx.saved_tensors, ctx.in_turn)
     return slots, items, None, None, weight, bias, new_bias, score, None
 

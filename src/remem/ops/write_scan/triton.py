@@ -140,7 +140,7 @@ def _forward(
 @triton.jit
 def _backward(
     items, real, count, order, weight, turned_weight, bias, score, memories, shares, gates, grad_memories,
-    grad_slots, grad_items, grad_products, grad_score,
+    grad_slots, grad_items, grad_products, grad_score, low_slots,
     T,
     K: tl.constexpr, N: tl.constexpr, D: tl.constexpr, M: tl.constexpr,
     KP: tl.constexpr, NP: tl.constexpr, DP: tl.constexpr, MP: tl.constexpr,
@@ -201,6 +201,7 @@ def _backward(
             # Eq. 1: the softmax over slots, then the scores item by item
             on_scores = share * (on_share - tl.sum(share * on_share, axis=0)[None, :])
             low = slot.to(dtype)
+            _put(low_slots + step * K * D, low, k, d, D, K, D)
             side = _dot(low, _turned(weight, m, d, D, M, D), _tile(bias, k, m, C, K, M), FAST)
             on_side = tl.zeros([KP, MP], dtype=tl.float32)
             for i in range(length):
@@ -224,6 +225,7 @@ def _backward(
             _put(products + M + D, blank, k, d, R, K, D)
             _put(products + M + 2 * D, blank, k, d, R, K, D)
             _put(products + M + 3 * D, blank, k, d, R, K, D)
+            _put(low_slots + step * K * D, blank, k, d, D, K, D)
             unused = tl.zeros([NP, DP], dtype=dtype)
             _put(uses, tl.zeros([NP, MP], dtype=dtype), n, m, C, N, M)
             _put(uses + M, unused, n, d, C, N, D)
@@ -307,13 +309,14 @@ def backward(
     grad_items = torch.empty(b, t, n, columns, device=device, dtype=dtype)
     grad_products = torch.empty(b, t, k, columns + d, device=device, dtype=dtype)
     grad_score = torch.empty(b, m, device=device)
+    low_slots = torch.empty(b, t, k, d, device=device, dtype=dtype)  # before each segment; zeros if it is all padding
     _backward[(b,)](
         items.contiguous(), real.contiguous(), count, order.contiguous(),
         low_weight.contiguous(), low_weight.mT.contiguous(), bias.contiguous(), score.contiguous(),
-        memories, shares, gates, grad_memories.contiguous(), grad_slots, grad_items, grad_products, grad_score, t,
+        memories, shares, gates, grad_memories.contiguous(),
+        grad_slots, grad_items, grad_products, grad_score, low_slots, t,
         **sizes.constants(dtype, items.is_cuda), num_warps=_warps(b), num_stages=1,
     )  # fmt: skip
-    before = memories[:, :-1].to(dtype).reshape(b * t * k, d)
     grad_bias = grad_products.sum(dim=(0, 1), dtype=torch.float32)
     table = grad_items.view(b * t, n, columns)
     if not in_turn:
@@ -321,7 +324,7 @@ def backward(
     return (
         grad_slots,
         table,
-        (grad_products.view(b * t * k, columns + d)[:, :columns].mT @ before).float(),
+        (grad_products.view(b * t * k, columns + d)[:, :columns].mT @ low_slots.view(-1, d)).float(),
         grad_bias[:, :columns].contiguous(),
         grad_bias[:, columns:].sum(dim=0),
         grad_score.sum(dim=0),
