@@ -52,9 +52,7 @@ def dirty_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels.torch, "empty", dirty(torch.empty))
 
 
-def make(
-    s: int, i: int, j: int, h: int, c: int, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor, Tensor]:
+def make(s: int, i: int, j: int, h: int, c: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values, and a gradient of the output."""
     generator = torch.Generator().manual_seed(s + i + j + h + c)
     shapes = (s, i, h, c), (s, j, 2, h, c), (s, i, h, c)

@@ -9,7 +9,7 @@ from remem.model.recurrent import BiGRU
 
 
 def lookup(table: nn.Embedding, ids: Int[Tensor, "*s"]) -> Float[Tensor, "*s d"]:
-    """The rows of a table. Unlike that of the module itself, this gradient is a plain sum into rows: nothing is sorted."""
+    """The rows of a table. The gradient is a plain sum into rows; that of the module itself sorts on a GPU."""
     return table.weight.index_select(0, ids.flatten()).view(*ids.shape, table.embedding_dim)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -89,9 +89,9 @@ class _FeedForward(nn.Sequential):
         super().__init__(nn.Linear(dim, 4 * dim), nn.ReLU(), nn.Dropout(dropout), nn.Linear(4 * dim, dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        inner, _, dropout, outer = self
+        inner, clip, dropout, outer = cast("tuple[nn.Linear, nn.ReLU, nn.Dropout, nn.Linear]", tuple(self))
         if self.training and dropout.p:
-            return super().forward(x)  # what drops also clips
+            return outer(dropout(clip(inner(x))))  # what drops can clip as well
         return outer(linear_relu(x, inner.weight, inner.bias))
 
 

@@ -27,7 +27,7 @@ class _InBf16(torch.autograd.Function):
         return _converted(weights, torch.bfloat16)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         wide = iter(_converted([grad for grad in grads if grad is not None], torch.float32))
         return tuple(None if grad is None else next(wide) for grad in grads)
 
