@@ -100,13 +100,16 @@ def _forward(
         length = tl.load(count + step)
         if length > 0:
             segment = items + tl.load(order + step) * N * C
+            item = tl.load(segment + m, mask=m < M, other=0.0)
             low = slot.to(dtype)
             side = _dot(low, _turned(weight, m, d, D, M, D), _tile(bias, k, m, C, K, M), FAST)
             # scores item by item, so that no [k, n, m] tensor is ever made
             scores = tl.zeros([KP, NP], dtype=tl.float32)
             for i in range(length):
-                item = tl.load(segment + i * C + m, mask=m < M, other=0.0).to(tl.float32)
-                column = tl.sum(_tanh(side + item[None, :], FAST) * w[None, :], axis=1)
+                x = side + item.to(tl.float32)[None, :]
+                # on its way while this one is worked on
+                item = tl.load(segment + (i + 1) * C + m, mask=(m < M) & (i + 1 < length), other=0.0)
+                column = tl.sum(_tanh(x, FAST) * w[None, :], axis=1)
                 scores = tl.where(n[None, :] == i, column[:, None], scores)
             scores = tl.where((k < K)[:, None], scores, float("-inf"))
             share = tl.exp(scores - tl.max(scores, axis=0)[None, :])
@@ -198,6 +201,7 @@ def _backward(
             _put(uses + M, _dot(turned, on_reset, none, FAST).to(dtype), n, d, C, N, D)
             _put(uses + M + D, _dot(turned, on_keep, none, FAST).to(dtype), n, d, C, N, D)
             _put(uses + M + 2 * D, _dot(turned, low_new, none, FAST).to(dtype), n, d, C, N, D)
+            item = tl.load(segment + m, mask=m < M, other=0.0)
             # Eq. 1: the softmax over slots, then the scores item by item
             on_scores = share * (on_share - tl.sum(share * on_share, axis=0)[None, :])
             low = slot.to(dtype)
@@ -205,9 +209,10 @@ def _backward(
             side = _dot(low, _turned(weight, m, d, D, M, D), _tile(bias, k, m, C, K, M), FAST)
             on_side = tl.zeros([KP, MP], dtype=tl.float32)
             for i in range(length):
-                item = tl.load(segment + i * C + m, mask=m < M, other=0.0).to(tl.float32)
-                item = tl.where(tl.load(real + step * N + i) != 0, item, 0.0)
-                x = _tanh(side + item[None, :], FAST)
+                here = tl.sum(tl.where((n == i) & is_real, 1, 0), axis=0) > 0
+                x = side + tl.where(here, item.to(tl.float32), 0.0)[None, :]
+                item = tl.load(segment + (i + 1) * C + m, mask=(m < M) & (i + 1 < length), other=0.0)
+                x = _tanh(x, FAST)
                 on_score = tl.sum(tl.where(n[None, :] == i, on_scores, 0.0), axis=1)[:, None]
                 grad_w += tl.sum(on_score * x, axis=0)
                 through = on_score * (1 - x * x) * w[None, :]
