@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import torch
 from torch import nn
 
@@ -15,6 +16,7 @@ from remem.training.step import EagerStep
 
 CODE = """
 from dataclasses import replace
+import pytest
 import torch
 from remem.build import build_model, build_sampler
 from remem.experiments.presets import DEMO
@@ -56,6 +58,7 @@ print(compiled, stats["unique_graphs"] - compiled)
 """
 
 
+@pytest.mark.slow
 def test_weights_rounded_at_once_give_the_losses_and_gradients_of_autocast_to_the_bit() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
