@@ -2,13 +2,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format bench setup clean
+.PHONY: demo test lint format tables bench setup clean
 
 demo: setup            ## train a small rehearsal memory and read a stream with it (about 3 minutes)
 	$(BIN)/remem demo
 
+# two processes of one thread each: most tests are too small for two threads to share
 test: setup            ## the whole test suite, with branch coverage
-	$(BIN)/python -m pytest --cov --cov-report=term --durations=10
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term --durations=15
 
 lint: setup            ## style, types, import directions
 	$(BIN)/ruff check .
@@ -19,6 +20,9 @@ lint: setup            ## style, types, import directions
 format: setup          ## put the code into shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+tables: setup          ## tables and drawings of README and docs, from the records in results/
+	$(BIN)/python -m remem.experiments.pages
 
 bench: setup           ## speed on this machine, before and after in one run
 	$(BIN)/remem bench scan --batch-size 32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -9,12 +10,21 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported, by whatever does it first
 
 from remem.experiments.presets import RM
 from remem.settings.model import MachineSettings, ModelSettings, RehearsalSettings, rm_improvements, with_machine
 from remem.settings.run import Run, TrainSettings
 from remem.settings.tasks import SyntheticTask
 from remem.training.run import Trainer
+
+# the same examples every time, so that a run can be repeated; REMEM_SEED tries others
+settings.register_profile("repeatable", derandomize=True, database=None)
+if "REMEM_SEED" not in os.environ:
+    settings.load_profile("repeatable")
 
 CPU = torch.device("cpu")
 TINY_TASK = SyntheticTask(

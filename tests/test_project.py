@@ -8,19 +8,38 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from remem.bundle import load_bundle
 from remem.cli.main import main
+from remem.errors import BadInput
+from remem.experiments import pages
+from remem.experiments.ablations import ABLATIONS
+from remem.experiments.paper import PAPER
+from remem.experiments.presets import PRESETS
 from remem.experiments.records import read_record, read_records
-from remem.experiments.tables import format_table, make_table
+from remem.experiments.variation import differences
+from remem.settings.codec import to_json
 from remem.streaming.memory import StreamMemory
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "examples").glob("*.py")])
-RECORDS = [path for path in sorted((ROOT / "results").rglob("*.json")) if path.parent.name != "bench"]
+BENCHES = sorted((ROOT / "results" / "bench").glob("*.json"))
+CHECKED = sorted((ROOT / "results" / "checks").glob("*.json"))
+# from before benchmarks wrote their date and number of steps
+UNDATED = {
+    "cpu-methods", "h200-babi-rm", "h200-methods", "h200-scan-synthetic-rm", "h200-synthetic-rm",
+}  # fmt: skip
+PAGES = [ROOT / "README.md", ROOT / "models" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+APART = ("bench", "checks", "data")
+RECORDS = [path for path in sorted((ROOT / "results").rglob("*.json")) if path.parent.name not in APART]
+# what stands in a table: not the trials, and not the demo, which is no preset
+ROWS = [path for path in RECORDS if path.parts[-3] in {*PAPER, *ABLATIONS} and path.parts[-4] == "results"]
+TRIALS = sorted({path.parent for path in RECORDS if path.parts[-4] == "trials"})
 FORBIDDEN = re.compile(
     r"\bpickle\b|torch\.(load|save)\(|\bmarshal\b|\bdill\b|\bjoblib\b|\bshelve\b|weights_only|\beval\(['\"]|\bexec\("
 )
@@ -81,30 +100,128 @@ def test_every_record_says_what_made_it(path: Path) -> None:
     assert record["cost"]["wall_seconds"] > 0
 
 
+@pytest.mark.parametrize("path", BENCHES, ids=lambda p: p.stem)
+def test_every_benchmark_says_what_made_it(path: Path) -> None:
+    bench = json.loads(path.read_text())
+    assert bench["code"]["commit"]
+    assert bench["versions"].keys() >= {"python", "torch"}
+    assert bench["device"]
+    assert bench["precision"] in ("float32", "bf16")
+    assert bench["batch_size"] > 0
+    assert bench["rows"]
+    assert all(row["way"] and row["ms_per_step"] > 0 for row in bench["rows"])
+    if path.stem not in UNDATED:
+        assert datetime.fromisoformat(bench["made"])
+        assert bench["steps"] > 0
+
+
+@pytest.mark.parametrize("path", CHECKED, ids=lambda p: p.stem)
+def test_every_check_says_what_made_it(path: Path) -> None:
+    check = json.loads(path.read_text())
+    assert check["memory"] in PRESETS
+    assert check["code"]["dirty"] is False
+    assert datetime.fromisoformat(check["made"])
+    assert len(check["passed"]) >= 8
+    assert check["segments"] >= 1000
+
+
+def test_every_memory_was_put_to_an_endless_stream_in_both_precisions() -> None:
+    checked = {(check["memory"], check["precision"]) for check in (json.loads(p.read_text()) for p in CHECKED)}
+    memories = {"rm", "dnc", "dnc-msd", "nutm", "dmsdnc", "stm", "stm-matched", "ct", "hpmn", "mimn"}
+    assert checked == {(f"synthetic/{name}", precision) for name in memories for precision in ("float32", "bf16")}
+
+
+def test_a_benchmark_written_now_passes_for_one(tmp_path: Path) -> None:
+    out = tmp_path / "write.json"
+    assert main(["bench", "write", "--batch-size", "2", "--steps", "1", "--device", "cpu", "--out", str(out)]) == 0
+    test_every_benchmark_says_what_made_it(out)
+
+
 def between_marks(text: str, mark: str) -> str:
     start = text.index(f"<!-- {mark} -->") + len(f"<!-- {mark} -->")
     return text[start : text.index("<!-- end -->", start)].strip()
 
 
-@pytest.mark.parametrize("task", ["synthetic", "babi"])
-def test_the_readmes_tables_are_made_from_the_records(task: str) -> None:
-    table = format_table(make_table(task, read_records(ROOT / "results", task)), "md")
-    assert between_marks((ROOT / "README.md").read_text(), f"remem table {task}") == table
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_tables_of_a_page_are_made_from_the_records(path: Path) -> None:
+    text = path.read_text()
+    assert pages.refresh(text, ROOT / "results") == text, "`make tables` makes them anew"
 
 
-def test_the_table_by_babi_task_is_made_from_the_records(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plot", "tasks", "babi", "--results", str(ROOT / "results")]) == 0
-    assert (
-        between_marks((ROOT / "docs" / "babi.md").read_text(), "remem plot tasks babi")
-        == capsys.readouterr().out.strip()
+def test_readme_and_docs_have_the_tables_they_should() -> None:
+    found = {str(path.relative_to(ROOT)).removeprefix("docs/"): pages.marks(path.read_text()) for path in PAGES}
+    assert found["README.md"] == ["remem table synthetic", "remem table babi"]
+    assert {"trials synthetic", "trials babi", "trials babi 16"} <= set(found["learning.md"])
+    assert all(found[page] for page in ("babi.md", "baselines.md", "performance.md", "models/README.md"))
+
+
+def test_a_table_that_the_records_do_not_give_is_written_anew_and_an_unknown_one_refused() -> None:
+    page = "before\n<!-- remem table babi -->\n| typed by hand |\n<!-- end -->\nafter\n"
+    made = pages.refresh(page, ROOT / "results")
+    assert "typed by hand" not in made
+    assert "| rm | 5.04 |" in made
+    assert made.startswith("before\n")
+    assert made.endswith("<!-- end -->\nafter\n")
+    with pytest.raises(BadInput, match="No table is made"):
+        pages.refresh(page.replace("remem table babi", "remem cable babi"), ROOT / "results")
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        "remem table synthetic",
+        "remem table babi",
+        "remem ablate synthetic-small --table",
+        "remem data describe lastfm assistments --table",
+    ],
+)
+def test_a_mark_that_is_a_command_prints_its_table(mark: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*mark.split()[1:], "--results", str(ROOT / "results")]) == 0
+    assert capsys.readouterr().out.strip() == pages.render(mark, ROOT / "results")
+
+
+@pytest.mark.parametrize("path", ROWS, ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_a_row_of_a_table_is_the_preset_it_is_named_after(path: Path) -> None:
+    """A run with other settings belongs into results/trials, under a name of its own."""
+    record = read_record(path)
+    task, method = record["task"], record["method"]
+    presets = (
+        ABLATIONS[task].runs() if task in ABLATIONS else {name: PRESETS.get(f"{task}/{name}") for name in [method]}
     )
+    preset = presets[method]
+    assert preset is not None, f"{task}/{method} is no preset"
+    assert differences(preset, record["config"]) == {}
 
 
-@pytest.mark.parametrize("task", ["synthetic-small", "babi-small"])
-def test_the_ablation_tables_are_made_from_the_records(task: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ablate", task, "--table", "--results", str(ROOT / "results")]) == 0
-    page = between_marks((ROOT / "docs" / "learning.md").read_text(), f"remem ablate {task} --table")
-    assert page == capsys.readouterr().out.strip()
+def test_a_row_with_other_settings_than_its_preset_would_be_found() -> None:
+    preset = PRESETS["babi/rm-no-rehearsal"]
+    altered = to_json(replace(preset, seed=3, train=replace(preset.train, learning_rate=2e-3, max_seconds=60.0)))
+    assert differences(preset, altered) == {"train.learning_rate": 2e-3}
+
+
+@pytest.mark.parametrize("path", TRIALS, ids=lambda p: p.name)
+def test_a_trial_is_named_after_its_folder_and_shown_on_a_page(path: Path) -> None:
+    names = {read_record(record)["method"] for record in path.glob("*.json")}
+    assert names == {path.name}
+    shown = f"`trials/{path.parent.name}/{path.name}`"
+    assert any(shown in page.read_text() for page in PAGES)
+
+
+def test_each_note_on_the_paper_names_a_test_that_exists() -> None:
+    rows = between_lines((ROOT / "docs" / "paper-notes.md").read_text(), "| --- | --- | --- | --- |", "")
+    assert len(rows) > 30
+    for row in rows:
+        held = row.rstrip("| ").rsplit(" | ", 1)[1]
+        if held.startswith("no test"):
+            continue
+        path, name = held.strip("`").split("::")
+        assert f"\ndef {name}(" in (ROOT / "tests" / path).read_text(), f"{held}: {row[:60]}"
+
+
+def between_lines(text: str, first: str, last: str) -> list[str]:
+    lines = text.splitlines()
+    start = lines.index(first) + 1
+    return lines[start : lines.index(last, start)]
 
 
 @pytest.mark.parametrize("name", ["demo", "synthetic", "babi"])
@@ -123,17 +240,3 @@ def test_the_shipped_babi_model_answers_a_story_it_has_never_seen() -> None:
     memory.write_many(["Mary moved to the bathroom.", "John went to the hallway.", "Mary journeyed to the garden."])
     assert memory.query("Where is Mary?").answer == "garden"
     assert memory.query("Where is John?").answer == "hallway"
-
-
-def test_the_performance_page_is_made_from_the_records() -> None:
-    lines = [
-        "| bench | preset | device | batch | way | ms | streams/s | x eager | MB |",
-        "| --- | --- | --- | ---: | --- | ---: | ---: | ---: | ---: |",
-    ]
-    for path in sorted((ROOT / "results" / "bench").glob("*.json")):
-        bench = json.loads(path.read_text())
-        for row in bench["rows"]:
-            values = ["–" if value is None else value for value in row.values()]
-            cells = [bench["benchmark"], bench["preset"], bench["device"], bench["batch_size"], *values]
-            lines.append("| " + " | ".join(map(str, cells)) + " |")
-    assert between_marks((ROOT / "docs" / "performance.md").read_text(), "bench") == "\n".join(lines)

@@ -10,19 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from remem.bundle import Bundle, load_bundle, save_bundle
+    from remem.client.aio import AsyncClient
+    from remem.client.sync import Client
     from remem.errors import BadInput, RememError
     from remem.experiments.presets import PRESETS
     from remem.model.assembly import MemoryModel
     from remem.model.interface import Memorizer
+    from remem.service.engine import MemoryEngine
     from remem.settings.run import Run
     from remem.streaming.memory import StreamMemory
     from remem.training.run import Trainer
 
 __all__ = [
     "PRESETS",
+    "AsyncClient",
     "BadInput",
     "Bundle",
+    "Client",
     "Memorizer",
+    "MemoryEngine",
     "MemoryModel",
     "RememError",
     "Run",
@@ -41,7 +47,10 @@ _HOME = {
     "Bundle": "remem.bundle",
     "load_bundle": "remem.bundle",
     "save_bundle": "remem.bundle",
+    "Client": "remem.client.sync",
+    "AsyncClient": "remem.client.aio",
     "Memorizer": "remem.model.interface",
+    "MemoryEngine": "remem.service.engine",
     "Run": "remem.settings.run",
     "StreamMemory": "remem.streaming.memory",
     "Trainer": "remem.training.run",

@@ -3,25 +3,48 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
+from remem.baselines.as_reader import ASReader
+from remem.baselines.blind import Blind
+from remem.baselines.caser import Caser
+from remem.baselines.click import ClickModel
 from remem.baselines.compressive_transformer import CompressiveTransformer
+from remem.baselines.dien import DIEN
 from remem.baselines.directly_reason import DirectlyReason, StreamReader
 from remem.baselines.dmsdnc import DMSDNC
 from remem.baselines.dnc import DNC
+from remem.baselines.e2e_mn import E2EMN
+from remem.baselines.e_mn import EMN
+from remem.baselines.e_sa import ESA
+from remem.baselines.e_vqa import EVQA
+from remem.baselines.gru4rec import GRU4Rec
+from remem.baselines.hcrn import HCRN
+from remem.baselines.hpmn import HPMN
+from remem.baselines.mimn import MIMN
 from remem.baselines.multi_hop_reason import MultiHopReason
 from remem.baselines.native import NativeWordModel
 from remem.baselines.native_stm import AssociativeReader, NativeSTM
 from remem.baselines.nutm import NUTM
+from remem.baselines.rum import RUM
 from remem.baselines.stm import STM, TwoMemories, matched_width
-from remem.data.codec import Codec, TextCodec
+from remem.data.codec import AnswerKind, ClickCodec, Codec, FrameCodec, IdCodec, PassageCodec, TextCodec
 from remem.errors import BadInput
 from remem.model.assembly import MemoryModel
-from remem.model.embed import IdQueryEncoder, ItemEmbedding, SentenceQueryEncoder
+from remem.model.embed import (
+    Embedding,
+    IdQueryEncoder,
+    ItemEmbedding,
+    QueryEncoder,
+    SentenceQueryEncoder,
+    TargetQueryEncoder,
+    VectorEmbedding,
+)
 from remem.model.encoder import GRUEncoder, TransformerEncoder
-from remem.model.heads import ClassHead
+from remem.model.heads import CandidateHead, ClassHead, ClickHead, Head
 from remem.model.machine import MemoryMachine
 from remem.model.reasoner import MultiHopReasoner
 from remem.model.rehearsal import RehearsalDecoder
@@ -29,25 +52,48 @@ from remem.model.sampler import HistorySampler
 from remem.model.transformer import PositionCode
 from remem.model.writer import SlotWriter
 from remem.settings.baselines import (
+    ASReaderSettings,
     BaselineSettings,
+    BlindSettings,
+    CaserSettings,
+    ClickSettings,
     CompressiveTransformerSettings,
+    DIENSettings,
     DirectSettings,
     DMSDNCSettings,
     DNCSettings,
+    E2EMNSettings,
+    EMNSettings,
+    ESASettings,
+    EVQASettings,
+    GRU4RecSettings,
+    HCRNSettings,
+    HPMNSettings,
+    MIMNSettings,
     NativeSTMSettings,
     NativeWordSettings,
     NUTMSettings,
+    QuestionAnswerSettings,
+    RUMSettings,
     STMSettings,
 )
 from remem.settings.model import EmbeddingSettings, MachineSettings, ModelSettings
 
-Model = MemoryModel | DirectlyReason | MultiHopReason | NativeWordModel | NativeSTM
+MOST_NAMED = 100_000  # with more items than this, a method that learns to name what it reads has nothing to name
+
+VideoModel = EVQA | EMN | ESA | HCRN
+Reader = DirectlyReason | MultiHopReason | ASReader | E2EMN | VideoModel | Blind | ClickModel
+Model = MemoryModel | Reader | NativeWordModel | NativeSTM
 
 
 def build_model(settings: ModelSettings, codec: Codec) -> Model:
     """The model of any method for a task's codec."""
     if isinstance(settings.machine, DirectSettings):
         return build_direct(settings, codec)
+    if isinstance(settings.machine, ClickSettings):
+        return build_click(settings, codec)
+    if isinstance(settings.machine, QuestionAnswerSettings):
+        return build_question_answerer(settings, codec)
     if isinstance(settings.machine, NativeWordSettings | NativeSTMSettings):
         return build_native(settings, codec)
     return build_memory_model(settings, codec)
@@ -55,38 +101,91 @@ def build_model(settings: ModelSettings, codec: Codec) -> Model:
 
 def build_memory_model(settings: ModelSettings, codec: Codec) -> MemoryModel:
     """Embedding, memory, reasoner and head, with a decoder if anything is rehearsed."""
-    embed = _embedding(settings, codec)
+    embed = build_embedding(settings, codec)
+    query_encoder = build_query_encoder(settings, codec, embed)
     return MemoryModel(
         embed=embed,
         memorizer=build_memorizer(settings, codec),
-        query_encoder=_query_encoder(settings, codec, embed if settings.reasoner.tie_query_words else None),
+        query_encoder=query_encoder,
         reasoner=_reasoner(settings, settings.item_dim),
-        head=ClassHead(model_dim=settings.model_dim, num_answers=codec.num_answers),
+        head=build_head(settings, codec, settings.model_dim, query_encoder),
         decoder=_decoder(settings, codec.segment_len) if settings.rehearsal.enabled else None,
     )
 
 
 def build_direct(settings: ModelSettings, codec: Codec) -> DirectlyReason | MultiHopReason:
     """A model that reads the whole stream; it has no memory, so there is nothing to rehearse from."""
-    if settings.rehearsal.enabled:
-        raise BadInput(
-            "A model that reads the whole stream has no memory to rehearse from; give rehearsal weights of 0."
-        )
+    _refuse_rehearsal(settings)
     if not isinstance(settings.machine, DirectSettings):
         raise BadInput(f"{type(settings.machine).__name__} is a memory, not a model that reads the whole stream.")
-    embed = _embedding(settings, codec)
+    embed = build_embedding(settings, codec)
     reader = StreamReader(item_dim=settings.item_dim, model_dim=settings.model_dim)
-    query_encoder = _query_encoder(settings, codec, embed if settings.reasoner.tie_query_words else None)
+    query_encoder = build_query_encoder(settings, codec, embed)
     if settings.machine.attention:
         return MultiHopReason(
             embed=embed,
             reader=reader,
             query_encoder=query_encoder,
             reasoner=_reasoner(settings, settings.model_dim),
-            head=ClassHead(model_dim=settings.model_dim, num_answers=codec.num_answers),
+            head=build_head(settings, codec, settings.model_dim, query_encoder),
         )
-    head = ClassHead(model_dim=2 * settings.model_dim, num_answers=codec.num_answers)
+    head = build_head(settings, codec, 2 * settings.model_dim, query_encoder)
     return DirectlyReason(embed=embed, reader=reader, query_encoder=query_encoder, head=head)
+
+
+def build_click(settings: ModelSettings, codec: Codec) -> ClickModel:
+    """A model of a click that reads the whole history; its targets are items."""
+    _refuse_rehearsal(settings)
+    machine, item_dim = settings.machine, settings.item_dim
+    if not isinstance(codec, ClickCodec):
+        raise BadInput(
+            f"{type(machine).__name__} is for clicks, where a question is an item; this task asks otherwise. "
+            "Take one of the methods that answer any question, such as multi-hop-reason."
+        )
+    readers: dict[type, type[nn.Module]] = {
+        GRU4RecSettings: GRU4Rec, CaserSettings: Caser, RUMSettings: RUM, DIENSettings: DIEN,
+    }  # fmt: skip
+    if not isinstance(machine, ClickSettings):
+        raise BadInput(f"{type(machine).__name__} is no model of clicks that reads the whole history.")
+    reader = readers[type(machine)](item_dim=item_dim, **_fields(machine))
+    return ClickModel(embed=_item_embedding(settings, codec.num_items), reader=reader)
+
+
+def _refuse_rehearsal(settings: ModelSettings) -> None:
+    if settings.rehearsal.enabled:
+        raise BadInput(
+            "A model that reads the whole stream has no memory to rehearse from; give rehearsal weights of 0."
+        )
+
+
+def build_question_answerer(settings: ModelSettings, codec: Codec) -> ASReader | E2EMN | VideoModel | Blind:
+    """The directly reasoning methods of text and video QA, and the one that reads nothing."""
+    _refuse_rehearsal(settings)
+    machine, model_dim = settings.machine, settings.model_dim
+    if isinstance(machine, ASReaderSettings | E2EMNSettings):
+        if not isinstance(codec, PassageCodec):
+            raise BadInput("AS Reader and E2E-MN choose among candidates made of the text's words; this task has none.")
+        sizes: dict[str, int] = {"num_words": codec.num_items, "model_dim": model_dim}
+        if isinstance(machine, E2EMNSettings):
+            return E2EMN(**sizes, **_fields(machine))
+        return ASReader(**sizes, word_dim=settings.item_dim, **_fields(machine))
+    embed = build_embedding(settings, codec)
+    query_encoder = build_query_encoder(settings, codec, embed)
+    head = build_head(settings, codec, model_dim, query_encoder)
+    ends: dict[str, Any] = {"query_encoder": query_encoder, "head": head, "model_dim": model_dim}
+    if isinstance(machine, BlindSettings):
+        return Blind(**ends, **_fields(machine))
+    ends |= {"embed": embed, "item_dim": settings.item_dim}
+    match machine:
+        case EVQASettings():
+            return EVQA(**ends, **_fields(machine))
+        case EMNSettings():
+            return EMN(**ends, **_fields(machine))
+        case ESASettings():
+            return ESA(**ends, **_fields(machine))
+        case HCRNSettings():
+            return HCRN(**ends, **_fields(machine))
+    raise BadInput(f"{type(machine).__name__} is no method of text or video QA.")
 
 
 def build_native(settings: ModelSettings, codec: Codec) -> NativeWordModel | NativeSTM:
@@ -99,7 +198,7 @@ def build_native(settings: ModelSettings, codec: Codec) -> NativeWordModel | Nat
             "A method in its native form reads stories and questions as words of one vocabulary; this task asks by "
             "number. Take the method's form for the shared harness, without -native."
         )
-    embed, answers = _embedding(settings, codec), codec.num_answers
+    embed, answers = _item_embedding(settings, codec.num_items), codec.num_answers
     match machine:
         case NativeWordSettings():
             memory: Any = build_memorizer(dataclasses.replace(settings, machine=machine.memory), codec)
@@ -125,16 +224,21 @@ def build_memorizer(settings: ModelSettings, codec: Codec) -> nn.Module:
         case NUTMSettings():
             return NUTM(item_dim=item_dim, **_fields(machine))
         case DMSDNCSettings():
-            return DMSDNC(item_dim=item_dim, num_items=codec.num_items, **_fields(machine))
+            named = codec.num_items if codec.num_items and codec.num_items <= MOST_NAMED else None
+            return DMSDNC(item_dim=item_dim, num_items=named, **_fields(machine))
         case STMSettings():
             width = machine.width or matched_width(machine.num_slots, item_dim, machine.num_queries)
             return STM(item_dim=item_dim, segment_len=codec.segment_len, **_fields(machine) | {"width": width})
         case CompressiveTransformerSettings():
             return CompressiveTransformer(item_dim=item_dim, segment_len=codec.segment_len, **_fields(machine))
-        case DirectSettings():
-            raise BadInput("A model that reads the whole stream has no memory of its own.")
+        case HPMNSettings():
+            return HPMN(item_dim=item_dim, **_fields(machine))
+        case MIMNSettings():
+            return MIMN(item_dim=item_dim, **_fields(machine))
         case NativeWordSettings() | NativeSTMSettings():
             raise BadInput("A method in its native form answers by itself; it has no memory for another reader.")
+        case _:
+            raise BadInput("A model that reads the whole stream has no memory of its own.")
 
 
 def _fields(settings: BaselineSettings) -> dict[str, Any]:
@@ -166,6 +270,7 @@ def build_machine(settings: ModelSettings, segment_len: int) -> MemoryMachine:
         aligned_gain=machine.aligned_gain,
         score_gain=machine.write_score_gain,
         keep_bias=machine.keep_bias,
+        copy_start=machine.copy_start,
         slot_identity=machine.slot_identity,
     )
     return MemoryMachine(encoder=encoder, writer=writer, num_slots=machine.num_slots, item_dim=settings.item_dim)
@@ -173,17 +278,59 @@ def build_machine(settings: ModelSettings, segment_len: int) -> MemoryMachine:
 
 def build_sampler(settings: ModelSettings, codec: Codec) -> HistorySampler:
     """The history sampler S, with an embedding and a query encoder of its own."""
+    embed = build_embedding(settings, codec)
+    apart = replace(settings, reasoner=replace(settings.reasoner, tie_query_words=False))
+    query_encoder = build_query_encoder(apart, codec, embed)
     return HistorySampler(
-        embed=_embedding(settings, codec),
-        query_encoder=_query_encoder(settings, codec, None),
+        embed=embed,
+        query_encoder=query_encoder,
         item_dim=settings.item_dim,
         model_dim=settings.model_dim,
-        num_answers=codec.num_answers,
+        head=build_head(settings, codec, settings.item_dim + settings.model_dim, query_encoder),
     )
 
 
-def _embedding(settings: ModelSettings, codec: Codec) -> ItemEmbedding:
-    return ItemEmbedding(num_items=codec.num_items, item_dim=settings.item_dim, std=settings.embedding.item_std)
+def build_embedding(settings: ModelSettings, codec: Codec) -> Embedding:
+    """What makes x of an item: a table where items are numbers, a projection where they are vectors."""
+    if isinstance(codec, FrameCodec):
+        return VectorEmbedding(width=codec.width, item_dim=settings.item_dim)
+    return _item_embedding(settings, codec.num_items)
+
+
+def _item_embedding(settings: ModelSettings, num_items: int) -> ItemEmbedding:
+    return ItemEmbedding(num_items=num_items, item_dim=settings.item_dim, std=settings.embedding.item_std)
+
+
+def build_query_encoder(settings: ModelSettings, codec: Codec, embed: Embedding) -> QueryEncoder:
+    """What makes q of a question. A target item always shares the items' embedding, words do if the settings say so."""
+    match codec:
+        case IdCodec():
+            return IdQueryEncoder(num_queries=codec.num_queries, model_dim=settings.model_dim)
+        case ClickCodec():
+            assert isinstance(embed, ItemEmbedding)
+            return TargetQueryEncoder(
+                items=embed.table, model_dim=settings.model_dim, copy_start=settings.reasoner.compare
+            )
+        case TextCodec() | PassageCodec() | FrameCodec():
+            tied = settings.reasoner.tie_query_words and isinstance(embed, ItemEmbedding)
+            words = embed if tied else _item_embedding(settings, codec.num_queries)
+            assert isinstance(words, ItemEmbedding)
+            return SentenceQueryEncoder(words=words.table, model_dim=settings.model_dim)
+
+
+def build_head(settings: ModelSettings, codec: Codec, width: int, query_encoder: QueryEncoder) -> Head:
+    """The last layer of any method, over a reason of `width` numbers; candidates are read with the questions' words."""
+    if codec.answer_kind == AnswerKind.CLICK:
+        return ClickHead(model_dim=width)
+    if codec.answer_kind == AnswerKind.CANDIDATES:
+        assert isinstance(query_encoder, SentenceQueryEncoder)
+        encoder = SentenceQueryEncoder(words=query_encoder.words, model_dim=settings.model_dim)
+        return CandidateHead(
+            candidate_encoder=encoder, model_dim=width, candidate_dim=settings.model_dim,
+            match=settings.reasoner.match_candidates,
+        )  # fmt: skip
+    assert not isinstance(codec, PassageCodec | ClickCodec)
+    return ClassHead(model_dim=width, num_answers=codec.num_answers)
 
 
 def _reasoner(settings: ModelSettings, row_dim: int) -> MultiHopReasoner:
@@ -194,21 +341,11 @@ def _reasoner(settings: ModelSettings, row_dim: int) -> MultiHopReasoner:
         score_gain=settings.reasoner.read_score_gain,
         read_norm=settings.reasoner.read_norm,
         thinking_layers=settings.reasoner.thinking_layers,
+        compare=settings.reasoner.compare,
         slot_layers=settings.reasoner.slot_layers,
         slot_heads=settings.reasoner.slot_heads,
         dropout=settings.reasoner.dropout,
     )
-
-
-def _query_encoder(
-    settings: ModelSettings, codec: Codec, shared: ItemEmbedding | None
-) -> IdQueryEncoder | SentenceQueryEncoder:
-    if codec.kind == "ids":
-        return IdQueryEncoder(num_queries=codec.num_queries, model_dim=settings.model_dim)
-    words = shared or ItemEmbedding(
-        num_items=codec.num_queries, item_dim=settings.item_dim, std=settings.embedding.item_std
-    )
-    return SentenceQueryEncoder(words=words.table, model_dim=settings.model_dim)
 
 
 def _decoder(settings: ModelSettings, segment_len: int) -> RehearsalDecoder:

@@ -25,6 +25,7 @@ from remem.settings.codec import from_json, to_json
 from remem.settings.run import Run
 
 MODEL_FILE = "model.safetensors"
+SAMPLER_FILE = "sampler.safetensors"
 
 
 class Bundle(NamedTuple):
@@ -123,18 +124,21 @@ def load_bundle(folder: Path | str) -> Bundle:
     return Bundle(model.eval(), run, codec, info["fingerprint"])
 
 
-def save_sampler(folder: Path, sampler: HistorySampler, run: Run, codec: Codec) -> None:
-    """Write a trained history sampler, for other runs on the same task."""
+def save_sampler(folder: Path, sampler: HistorySampler, run: Run, codec: Codec, facts: dict[str, Any]) -> None:
+    """Write a trained history sampler, for other runs on the same task; `facts` say what training it took."""
     folder.mkdir(parents=True, exist_ok=True)
-    info = {"run": to_json(run), "codec": dataclasses.asdict(codec)}
-    save_tensors(folder / "sampler.safetensors", weights_of(sampler), info)
+    info = {"run": to_json(run), "codec": dataclasses.asdict(codec), "facts": facts}
+    save_tensors(folder / SAMPLER_FILE, weights_of(sampler), info)
 
 
-def load_sampler(folder: Path, codec: Codec) -> HistorySampler:
-    """A frozen history sampler; one trained on other items would choose at random, so its codec must be the same."""
-    tensors, info = load_tensors(folder / "sampler.safetensors", "run", "codec")
+def load_sampler(folder: Path, codec: Codec) -> tuple[HistorySampler, dict[str, Any]]:
+    """A frozen history sampler and its facts; one of other items would choose at random, so its codec must fit."""
+    tensors, info = load_tensors(folder / SAMPLER_FILE, "run", "codec")
     if codec_from_json(info["codec"]) != codec:
         raise BadInput(f"The history sampler in {folder} was trained on other items or answers than this task has.")
     sampler = build_sampler(from_json(Run, info["run"]).model, codec)
-    load_weights(sampler, tensors)
-    return sampler.eval().requires_grad_(False)
+    # a sampler saved before there were other heads than classes names its head's weights without the layer
+    older = {"head.weight": "head.classify.weight", "head.bias": "head.classify.bias"}
+    load_weights(sampler, {older.get(name, name): tensor for name, tensor in tensors.items()})
+    # nor did one from before then say what it took
+    return sampler.eval().requires_grad_(False), info.get("facts", {})

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from remem.baselines.dmsdnc import DMSDNC
 from remem.baselines.dnc import DNC
+from remem.baselines.mimn import MIMN
 from remem.baselines.nutm import NUTM
 from remem.baselines.word_by_word import WordByWord, mean_over
 from remem.checks.memorizer import CHECKS, check_memorizer
@@ -28,6 +29,7 @@ METHODS: dict[str, Callable[[], WordByWord]] = {
     "dnc-msd": lambda: DNC(item_dim=DIM, num_slots=4, num_reads=2, masked=True, deallocate=True, sharpen=True),
     "nutm": lambda: NUTM(item_dim=DIM, num_slots=4, num_reads=2),
     "dmsdnc": lambda: DMSDNC(item_dim=DIM, num_slots=4, num_reads=2, num_items=IDS),
+    "mimn": lambda: MIMN(item_dim=DIM, num_slots=4, horizon=6),
     "native": lambda: DNC(item_dim=DIM, num_slots=4, num_reads=1, slot_dim=3, controller_dim=5, norm_slots=True),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,29 @@ def test_a_presets_memory_is_checked(capsys: pytest.CaptureFixture[str]) -> None
     ]  # fmt: skip
     assert all(" ok " in line for line in lines)
     assert "largest number" in lines[-1]
+
+
+def test_what_was_checked_is_written_down(tmp_path: Path) -> None:
+    out = tmp_path / "checks" / "rm.json"
+    options = ["--item-dim", "8", "--segments", "20", "--precision", "bf16", "--no-recall", "--out", str(out)]
+    assert main(["check", "synthetic/rm", *options]) == 0
+    record = json.loads(out.read_text())
+    assert record | {"memory": "synthetic/rm", "item_dim": 8, "segments": 20, "precision": "bf16"} == record
+    assert record["code"]["commit"]
+    assert record["made"]
+    assert len(record["passed"]) == 8
+    assert record["passed"][-1]["check"] == "check_endless, 20 segments"
+    assert 0 < record["passed"][-1]["largest"] < 10
+
+
+def test_a_check_that_fails_leaves_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> float:
+        raise AssertionError("The state grew.")
+
+    monkeypatch.setattr("remem.checks.memorizer.check_endless", broken)
+    out = tmp_path / "rm.json"
+    assert main(["check", "synthetic/rm", "--segments", "20", "--no-recall", "--out", str(out)]) == 1
+    assert not out.exists()
 
 
 @pytest.mark.slow

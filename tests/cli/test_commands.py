@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import remem
 from remem.cli.main import COMMANDS, main
 from remem.data.babi_twin import write_twin
 from remem.data.synthetic import export_jsonl
+from remem.experiments.paper import PAPER
 from remem.experiments.presets import PRESETS
 from remem.settings.tasks import SyntheticTask
 
@@ -92,7 +94,8 @@ def test_train_eval_and_table_work_together(here: Path, capsys: pytest.CaptureFi
     assert row["metrics"]["early"]["n"] == 2
     assert row["state_floats"] == 48
     paper = next(r for r in table["rows"] if r["method"] == "dnc")
-    assert paper["metrics"]["early"] == {"mean": None, "std": None, "best": None, "n": 0, "paper": 20.56}
+    quoted = {"mean": 20.56, "std": None, "best": None, "valid": None}
+    assert paper["metrics"]["early"] == {"mean": None, "std": None, "best": None, "n": 0, "paper": quoted}
 
 
 def test_eval_takes_any_streams_of_the_tasks_format(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,22 +131,23 @@ def test_babi_from_import_to_table(here: Path, capsys: pytest.CaptureFixture[str
     assert shown["metrics"]["error"] == shown["metrics"]["qa6"]
     assert run("table", "babi", "--format", "csv") == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert {row["method"] for row in rows} >= {"dnc", "stm", "ct", "rm"}
+    assert {row["method"] for row in rows} >= {"dnc-native", "stm-native", "ct", "rm"}
     assert run("table", "babi") == 0
-    assert "| stm | – |" in capsys.readouterr().out
+    assert "| stm-native | – |" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["teach"], "no command 'teach'"),
-        (["train", "synthetic/none"], "synthetic/rm"),
+        (["train", "synthetic/none"], "`remem train --help` lists them all"),
         (["train", "babi/rm"], "remem data import"),
         (["train", "--resume"], "needs the folder"),
         (["train", "--resume", "nowhere"], "holds no run"),
         (["train", "synthetic/rm", "--task.num-facts", "401"], "multiple of num_groups"),
         (["train", "synthetic/rm", *TINY, "--model.machine.num-heads", "5"], "5 heads"),
         (["eval", "nowhere"], "does not exist"),
+        (["eval", "nowhere", "--limit", "0"], "at least one stream"),
         (["table", "chess"], "no task 'chess'"),
         (["table", "babi"], "no folder results"),
         (["data", "import", "nowhere"], "does not exist"),
@@ -151,7 +155,9 @@ def test_babi_from_import_to_table(here: Path, capsys: pytest.CaptureFixture[str
         (["data", "show"], "no prepared data"),
         (["bench", "sleep"], "no benchmark"),
         (["bench", "train", "chess/rm"], "no preset"),
-        (["bench", "scan", "--method", "rm"], "takes one preset"),
+        (["train", "synthetic/rn"], "Nearest: synthetic/rm"),
+        (["train", "synthetic/directly-reason", "--task.name", "babi"], "name stands in records and tables"),
+        (["train", "synthetic/directly-reason", "--method", "rm"], "the name of another preset"),
         (["bench", "scan", "synthetic/stm", "--device", "cpu"], "no write scan"),
         (["bench", "write", "synthetic/multi-hop-reason", "--device", "cpu"], "no memory to write to"),
     ],
@@ -197,13 +203,18 @@ def test_demo_trains_two_models_and_reads_a_stream(here: Path, capsys: pytest.Ca
     sizes = {line.split("memory ")[1] for line in text.splitlines() if "memory " in line and "bytes" in line}
     assert len(sizes) == 1
     assert (here / "demo" / "rm" / "model.safetensors").exists()
+    killed = re.search(r"killed after (\d+) of (\d+) events were acknowledged; opened again, (\d+) are there", text)
+    assert killed
+    acknowledged, length, found = map(int, killed.groups())
+    assert 0 < acknowledged <= found <= length
+    assert f"all sent again: {length} events, each once" in " ".join(text.split())
 
 
 @pytest.mark.parametrize(
     ("kind", "ways"),
     [
         ("write", ["segment by segment", "encoded at once"]),
-        ("scan", ["eager loop", "fast scan"]),
+        ("scan", ["eager loop", "fast scan", "floor"]),
         ("train", ["eager", "fast scan", "floor"]),
     ],
 )
@@ -217,6 +228,10 @@ def test_benchmarks_print_and_record_before_and_after(
     assert [row["way"] for row in record["rows"]] == ways
     assert record["rows"][0]["times_eager"] == 1
     assert record["code"]["commit"]
+    assert all(
+        row["ms_least"] <= row["ms_per_step"] <= row["ms_most"] for row in record["rows"] if row["way"] != "floor"
+    )
+    assert record["rows"][0]["peak_memory_mb"] > 0
     for row, line in zip(record["rows"], printed, strict=False):
         assert line.startswith(row["way"])
         assert f"{row['ms_per_step']:.2f} ms" in line
@@ -248,4 +263,14 @@ def test_the_public_names_are_there_and_no_others() -> None:
     assert set(dir(remem)) == set(remem.__all__)
     with pytest.raises(AttributeError, match="nothing_like_it"):
         remem.nothing_like_it  # noqa: B018
-    assert len(PRESETS) == 48
+    assert {"synthetic/rm", "babi/dnc", "lastfm/hpmn", "xlong/dien"} <= set(PRESETS)
+    # every table has the rows of the whole family
+    assert {f"{task}/{method}" for task in PAPER for method in ("rm-paper", "rm", "rm-no-rehearsal", "ct")} <= set(
+        PRESETS
+    )
+
+
+def test_an_evaluation_can_be_cut_short(capsys: pytest.CaptureFixture[str]) -> None:
+    model = Path(__file__).parents[2] / "models" / "synthetic"
+    assert run("eval", str(model), "--limit", "5", "--batch-size", "4", "--device", "cpu") == 0
+    assert "questions on 8 streams" in capsys.readouterr().out

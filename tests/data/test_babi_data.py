@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from remem.data.babi import UNSEEN_ANSWER, TaskStories, as_split, build_codec, load_stories
+from remem.data.babi import TaskStories, as_split, build_codec, load_stories
 from remem.data.babi_format import UNKNOWN_EVIDENCE, Story, parse_stories
 from remem.data.babi_store import import_babi
 from remem.data.babi_twin import write_twin
+from remem.data.batch import UNSEEN_ANSWER
 from remem.data.codec import TextCodec, UnknownItem
 from remem.data.dataset import Bucket, Split, epoch_batches
 from remem.errors import BadInput

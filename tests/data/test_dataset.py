@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remem.data.batch import QueryBatch, StreamBatch
+from remem.data.batch import WHOLE, Candidates, QueryBatch, StreamBatch
 from remem.data.dataset import Bucket, Split, epoch_batches, evaluation_batches, training_batches
 from remem.data.synthetic import synthetic_split
 from remem.errors import BadInput
@@ -112,7 +112,7 @@ def test_questions_and_numbers_of_a_batch_follow_its_rows() -> None:
     split = shared_split()
     batch = split.batch(1, torch.tensor([1, 0]))
     assert batch.ids.tolist() == [4, 3]
-    for taken, whole in zip(batch.query, split.buckets[1].query, strict=True):
+    for taken, whole in zip(batch.query[:7], split.buckets[1].query[:7], strict=True):
         assert torch.equal(taken, whole[[1, 0]])
 
 
@@ -157,11 +157,15 @@ def test_the_fingerprint_changes_if_a_single_value_changes() -> None:
         replace(split, buckets=(replace(first, order=changed(first.order, 2, 1)), split.buckets[1])),
         replace(split, buckets=(replace(first, segment_mask=changed(first.segment_mask, 1, 1)), split.buckets[1])),
     ]
+    with_candidates = first.query._replace(candidates=Candidates(first.order[:, None], first.segment_mask[:, None]))
+    variants.append(replace(split, buckets=(replace(first, query=with_candidates), split.buckets[1])))
     for name, field in first.query._asdict().items():
+        if name in WHOLE:
+            continue
         query = first.query._replace(**{name: changed(field, *([1] + [0] * (field.dim() - 1)))})
         variants.append(replace(split, buckets=(replace(first, query=query), split.buckets[1])))
     prints = [variant.fingerprint() for variant in [split, *variants]]
-    assert len(set(prints)) == len(prints) == 15
+    assert len(set(prints)) == len(prints) == 16
 
 
 @QUICK
@@ -262,3 +266,19 @@ def test_evaluation_holds_all_streams_and_questions() -> None:
     streams = [stream for batch in batches for stream in streams_in(batch.stream)]
     assert streams == [[ITEMS[s] for s in order] for order in SHORT + LONG]
     assert sum(int(batch.query.mask.sum()) for batch in batches) == 5
+
+
+def test_a_batch_says_whether_all_its_questions_come_last() -> None:
+    split = shared_split()
+    assert split.after_all == (True, True)
+    short, long = split.buckets
+    earlier = long.query.position.clone()
+    earlier[1, 0] -= 1
+    asked = replace(split, buckets=(short, replace(long, query=long.query._replace(position=earlier))))
+    assert asked.after_all == (True, False)
+    rows = torch.tensor([0])
+    assert (asked.batch(0, rows).query.after_all, asked.batch(1, rows).query.after_all) == (True, False)
+    # a question that is padding may stand anywhere
+    padding = long.query._replace(position=earlier, mask=torch.tensor([[True], [False]]))
+    assert replace(split, buckets=(replace(long, query=padding),)).after_all == (True,)
+    assert asked.fingerprint() != split.fingerprint()

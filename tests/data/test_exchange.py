@@ -5,8 +5,14 @@ from __future__ import annotations
 import random
 from itertools import permutations
 
-from remem.data.babi_format import Question, Story, parse_stories, words_of
-from remem.data.exchange import exchangeable, exchanged
+import torch
+
+from remem.data.babi import TaskStories, as_split, build_codec
+from remem.data.babi_format import Question, Story, words_of
+from remem.data.batch import UNSEEN_ANSWER
+from remem.data.codec import TextCodec
+from remem.data.dataset import Split
+from remem.data.exchange import exchangeable, make_exchange
 
 NAMES, PLACES = ("ann", "bob", "cid"), ("attic", "barn", "cellar")
 
@@ -81,40 +87,112 @@ def test_what_must_come_first_is_not_exchanged_with_what_must_come_after() -> No
     assert ["dropped", "left"] in groups
 
 
+def exchanging(stories: list[Story], ways: int = 60, task: int = 1) -> tuple[Split, TextCodec]:
+    """The stories as a training split whose words change places."""
+    parts = [TaskStories(task, stories)]
+    codec = build_codec(parts, segment_len=8)
+    split = as_split(parts, codec)
+    exchange = make_exchange({task - 1: stories}, codec, ways, parts=task)
+    return Split(split.items, split.item_mask, split.buckets, split.repeats, exchange), codec
+
+
+def told(split: Split, codec: TextCodec, rows: list[int]) -> list[tuple[list[str], str, str]]:
+    """Sentences, question and answer of streams as they come in a batch."""
+    stream, query, _ = split.batch(0, torch.tensor(rows))
+    texts = []
+    for b in range(len(rows)):
+        sentences = [
+            " ".join(codec.words[i] for i in stream.items[s][stream.item_mask[s]].tolist())
+            for s in stream.order[b][stream.segment_mask[b]].tolist()
+        ]
+        question = " ".join(codec.words[i] for i in query.tokens[b, 0][query.token_mask[b, 0]].tolist())
+        answer = int(query.answer[b, 0])
+        texts.append((sentences, question, codec.answers[answer] if answer >= 0 else "unseen"))
+    return texts
+
+
 def test_texts_without_words_alike_are_left_as_they_are() -> None:
-    few = [story("ann went to the attic", ask="where is ann", answer="attic")]
+    few = [story("ann went to the attic", ask="where is ann", answer="attic")] * 2
     assert exchangeable(few) == []
-    copies = exchanged(few, [], copies=2)
-    assert copies == few * 2
+    split, codec = exchanging(few)
+    assert told(split, codec, [0, 1] * 20) == [(["ann went to the attic"], "where is ann", "attic")] * 40
 
 
-def test_a_copy_is_the_same_story_with_words_exchanged_everywhere() -> None:
-    text = ["1 Ann went to the attic.", "2 Bob ran to the barn.", "3 Where is Ann?\tattic\t1"]
-    original = parse_stories(text, "here")
-    copies = exchanged(original, [list(NAMES), list(PLACES)], copies=60)
-    assert len(copies) == 60
+def test_a_story_is_told_with_its_words_exchanged_everywhere() -> None:
+    split, codec = exchanging(wanderings())
+    torch.manual_seed(0)
     seen = set()
-    for copy in copies:
-        one, other = copy.sentences[0][0], copy.sentences[1][0]
-        here, there = copy.sentences[0][-1], copy.sentences[1][-1]
+    for (first, second), question, answer in told(split, codec, [0] * 400):
+        one, other = first.split()[0], second.split()[0]
+        here, there = first.split()[-1], second.split()[-1]
+        assert (first, second) == (f"{one} went to the {here}", f"{other} ran to the {there}")
+        assert question == f"where is {one}"
+        assert answer == here
         assert one != other
-        assert here != there
-        assert copy.sentences == (words_of(f"{one} went to the {here}"), words_of(f"{other} ran to the {there}"))
-        assert copy.questions == (Question(words_of(f"where is {one}"), here, 2, 0),)
         seen.add((one, here))
     assert len(seen) == 9  # every name in every place
 
 
+def test_nothing_but_words_and_answers_changes() -> None:
+    split, _ = exchanging(wanderings())
+    plain = Split(split.items, split.item_mask, split.buckets, split.repeats)
+    rows = torch.arange(50)
+    before, after = plain.batch(0, rows), split.batch(0, rows)
+    for name in ("token_mask", "position", "mask", "part", "evidence"):
+        assert torch.equal(getattr(before.query, name), getattr(after.query, name))
+    assert torch.equal(before.ids, after.ids)
+    assert not torch.equal(before.query.tokens, after.query.tokens)
+    assert after.stream.in_turn
+    lengths = [batch.stream.item_mask[batch.stream.order].sum(dim=2) for batch in (before, after)]
+    assert torch.equal(*lengths)
+
+
 def test_answers_of_several_words_are_exchanged_part_by_part() -> None:
-    original = [story("ann has the cup", "ann has the book", ask="what has ann", answer="cup,book")]
-    answers = {copy.questions[0].answer for copy in exchanged(original, [["apple", "book", "cup"]], copies=60)}
-    assert answers == {",".join(pair) for pair in permutations(("apple", "book", "cup"), 2)}
+    draw = random.Random(5)
+    things = ("apple", "book", "cup")
+    stories = []
+    for _ in range(900):
+        one, other = draw.sample(things, 2)
+        stories.append(story(f"ann has the {one}", f"ann has the {other}", ask="what has ann", answer=f"{one},{other}"))
+    split, codec = exchanging(stories)
+    answers = {answer for _, _, answer in told(split, codec, [0] * 200)}
+    assert answers == {",".join(pair) for pair in permutations(things, 2)}
 
 
-def test_copies_depend_on_the_seed_and_nothing_else() -> None:
-    stories = wanderings(20)
-    groups = [list(NAMES), list(PLACES)]
-    assert exchanged(stories, groups, 3) == exchanged(stories, groups, 3)
-    assert exchanged(stories, groups, 3) != exchanged(stories, groups, 3, seed=1)
-    # more copies come after fewer
-    assert exchanged(stories, groups, 3)[:20] == exchanged(stories, groups, 1)
+def test_an_answer_that_nobody_has_given_is_unseen() -> None:
+    stories = wanderings()
+    codec = build_codec([TaskStories(1, stories)], segment_len=8)
+    known = TextCodec(segment_len=8, words=codec.words, answers=["attic", "barn"])
+    exchange = make_exchange({0: stories}, known, 60, parts=1)
+    assert set(exchange.answers.flatten().tolist()) == {0, 1, UNSEEN_ANSWER}
+
+
+def test_an_unseen_answer_stays_unseen() -> None:
+    stories = wanderings()
+    codec = build_codec([TaskStories(1, stories)], segment_len=8)
+    known = TextCodec(segment_len=8, words=codec.words, answers=["attic"])
+    split = as_split([TaskStories(1, stories)], known)
+    exchange = make_exchange({0: stories}, codec, 60, parts=1)
+    rows = torch.arange(200)
+    unseen = split.batch(0, rows).query.answer == UNSEEN_ANSWER
+    after = Split(split.items, split.item_mask, split.buckets, split.repeats, exchange).batch(0, rows).query.answer
+    assert unseen.any()
+    assert (after[unseen] == UNSEEN_ANSWER).all()
+    assert (after[~unseen] != UNSEEN_ANSWER).all()
+
+
+def test_the_parts_of_a_task_keep_to_their_own_words() -> None:
+    one, other = wanderings(), [story("ann went to the attic", ask="where is ann", answer="attic")]
+    codec = build_codec([TaskStories(1, one), TaskStories(3, other)], segment_len=8)
+    exchange = make_exchange({0: one, 2: other}, codec, 30, parts=3)
+    for part in (1, 2):  # one without stories, one whose words are not alike
+        assert torch.equal(exchange.words[part], torch.arange(len(codec.words)).expand(30, -1))
+    assert not torch.equal(exchange.words[0], exchange.words[1])
+
+
+def test_the_ways_depend_on_the_stories_alone() -> None:
+    split, _ = exchanging(wanderings(), ways=8)
+    again, _ = exchanging(wanderings(), ways=8)
+    assert split.exchange is not None
+    assert again.exchange is not None
+    assert all(torch.equal(a, b) for a, b in zip(split.exchange, again.exchange, strict=True))

@@ -135,6 +135,20 @@ def test_each_stream_and_query_has_one_answer(task: SyntheticTask, split: str, t
         assert answers == {row["answer"]}
 
 
+def test_a_reader_blind_to_order_reaches_two_thirds_at_most() -> None:
+    """At the paper's sizes: it can only guess among the answers all of whose facts are somewhere in the stream."""
+    task = SyntheticTask()
+    split, chains = synthetic_split(task, "test"), logic_chains(task)
+    (bucket,) = split.buckets
+    streams = split.items.numpy()[bucket.order.numpy()].reshape(len(bucket.order), task.stream_len)
+    asked, right = bucket.query.tokens[:, 0, 0].numpy(), bucket.query.answer[:, 0].numpy()
+    held = np.zeros((len(streams), task.num_facts), dtype=bool)
+    np.put_along_axis(held, streams.astype(np.int64), values=True, axis=1)
+    possible = held[np.arange(len(streams))[:, None, None], chains[asked]].all(axis=-1)  # [streams, answers]
+    assert possible[np.arange(len(streams)), right].all()
+    assert 100 * (1 / possible.sum(axis=1)).mean() == pytest.approx(67.0, abs=0.1)
+
+
 @pytest.mark.parametrize("task", CROWDED)
 def test_crowded_sizes_force_streams_to_be_drawn_again(task: SyntheticTask, tmp_path: Path) -> None:
     rows = exported(task, "train", tmp_path)

@@ -69,6 +69,25 @@ def test_every_age_has_the_mean_and_spread_over_seeds_and_its_questions() -> Non
     assert table["overall"]["rm"] == pytest.approx(overall)
 
 
+def test_within_parts_a_hard_part_with_old_evidence_is_no_forgetting() -> None:
+    """Each part is answered alike at all ages, but the harder one has the older evidence."""
+    easy, hard = [[0, 9, 10], [2, 18, 20]], [[4, 5, 10], [8, 5, 10]]
+    record = {"test_by_age": [*easy, *hard], "test_by_age_of": {"qa1": easy, "qa2": hard}}
+    table = make_forgetting("babi", {"rm": [(Path("r.json"), record)]})
+    assert table["slope"]["rm"]["mean"] > 5
+    assert table["slope_within"]["rm"]["mean"] == pytest.approx(0.0)
+    assert "| the same within each part | 0.00 |" in format_forgetting(table, "md")
+    record["test_by_age_of"] = {"qa1": [[0, 10, 10], [2, 8, 10]], "qa2": [[4, 5, 5], [6, 4, 5]]}
+    # ten points a segment in each part
+    assert make_forgetting("babi", {"rm": [(Path("r.json"), record)]})["slope_within"]["rm"]["mean"] == 10.0
+
+
+def test_records_that_do_not_tell_their_parts_apart_have_no_slope_within_them() -> None:
+    table = make_forgetting("synthetic", runs(rm=[FIRST]))
+    assert table["slope_within"]["rm"]["n"] == 0
+    assert "within" not in format_forgetting(table, "md")
+
+
 def test_a_bin_counts_its_questions_together() -> None:
     table = make_forgetting("synthetic", runs(rm=[FIRST, SECOND]), bin_width=2)
     assert [row["age"] for row in table["rows"]] == [[0, 1], [4, 4]]

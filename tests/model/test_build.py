@@ -7,7 +7,8 @@ import torch
 from builders import CODEC, PAPER, RM, TEXT_CODEC, assert_close, make_model, with_encoder
 from torch import nn
 
-from remem.build import build_model, build_sampler
+from remem.build import build_memory_model, build_model, build_sampler
+from remem.data.codec import ClickCodec
 from remem.errors import BadInput
 from remem.model.attention import AdditiveScore
 from remem.model.embed import IdQueryEncoder, SentenceQueryEncoder
@@ -112,3 +113,11 @@ def test_the_sampler_shares_nothing_with_the_model() -> None:
 def test_a_width_that_heads_cannot_share_is_refused_with_a_sentence() -> None:
     with pytest.raises(BadInput, match="choose a divisor"):
         make_model(replace(PAPER, item_dim=9))
+
+
+def test_a_reasoner_that_compares_starts_with_the_target_as_it_is() -> None:
+    codec = ClickCodec(segment_len=5, num_items=9)
+    comparing = replace(PAPER, reasoner=replace(PAPER.reasoner, thinking_layers=True, compare=True))
+    model = build_memory_model(replace(comparing, item_dim=8, model_dim=8), codec)
+    tokens = torch.tensor([[3], [7]])
+    assert torch.equal(model.query_encoder(tokens, tokens > 0), model.embed(tokens[:, 0]))

@@ -117,15 +117,16 @@ def test_tensors_and_their_header_come_back_as_they_were(tmp_path: Path) -> None
 
 def test_a_saved_sampler_comes_back_frozen_and_chooses_the_same(tmp_path: Path) -> None:
     sampler, stream, query = build_sampler(RM, CODEC), random_stream(3, 6), questions_at([[6], [1], [1]])
-    save_sampler(tmp_path / "sampler", sampler, RUN, CODEC)
-    loaded = load_sampler(tmp_path / "sampler", CODEC)
+    save_sampler(tmp_path / "sampler", sampler, RUN, CODEC, {"steps": 7, "code": {"commit": "abc"}})
+    loaded, facts = load_sampler(tmp_path / "sampler", CODEC)
+    assert facts == {"steps": 7, "code": {"commit": "abc"}}
     assert torch.equal(loaded(stream, query), sampler(stream, query))
     assert torch.equal(loaded.choose(stream, query, 4)[0], sampler.choose(stream, query, 4)[0])
     assert not any(p.requires_grad for p in loaded.parameters())
 
 
 def test_a_sampler_of_another_task_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    save_sampler(tmp_path, build_sampler(RM, CODEC), RUN, CODEC)
+    save_sampler(tmp_path, build_sampler(RM, CODEC), RUN, CODEC, {})
     with pytest.raises(BadInput, match="other items or answers"):
         load_sampler(tmp_path, replace(CODEC, num_answers=4))
 
@@ -134,3 +135,16 @@ def test_a_file_of_another_kind_is_refused_with_a_sentence(tmp_path: Path) -> No
     save_tensors(tmp_path / MODEL_FILE, {"weight": torch.zeros(2)}, {"step": 3})
     with pytest.raises(BadInput, match="another kind"):
         load_bundle(tmp_path)
+
+
+def test_a_sampler_saved_before_there_were_other_heads_still_loads(tmp_path: Path) -> None:
+    sampler = build_sampler(RM, CODEC)
+    save_sampler(tmp_path, sampler, RUN, CODEC, {})
+    tensors, info = load_tensors(tmp_path / "sampler.safetensors")
+    older = {name.replace("head.classify.", "head."): tensor for name, tensor in tensors.items()}
+    assert older.keys() != tensors.keys()
+    del info["facts"]
+    save_tensors(tmp_path / "sampler.safetensors", older, info)
+    loaded, facts = load_sampler(tmp_path, CODEC)
+    assert facts == {}
+    assert torch.equal(loaded.head.classify.weight, sampler.head.classify.weight)  # type: ignore[union-attr]

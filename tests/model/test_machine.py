@@ -191,7 +191,8 @@ def test_gradients_do_not_depend_on_how_the_stream_was_written(machine: MemoryMa
     for t in range(4):
         state = machine.write(state, segment_at(stream, t))
     for one_by_one, at_once in zip(torch.autograd.grad((state.slots * weights).sum(), wanted), whole, strict=True):
-        assert_close(one_by_one, at_once)
+        # the scan on a CPU has an exponential of its own, and what it rounds adds up over four segments
+        torch.testing.assert_close(one_by_one, at_once, rtol=1e-4, atol=1e-5)
 
 
 def test_padded_items_receive_no_gradient(machine: MemoryMachine) -> None:

@@ -10,7 +10,7 @@ from builders import CODEC, PAPER, RM, assert_close, batch_of, make_model, quest
 from torch import Tensor
 
 from remem.build import build_sampler
-from remem.data.batch import Batch, QueryBatch
+from remem.data.batch import Batch
 from remem.errors import BadInput
 from remem.model.sampler import RandomSampler
 from remem.settings.model import ModelSettings, RehearsalSettings, without_rehearsal
@@ -242,14 +242,16 @@ def test_the_sampler_is_trained_by_its_own_answers() -> None:
 def test_padded_questions_do_not_change_the_read_entropy() -> None:
     settings = without_rehearsal(RM)
     model, stream, query = make_model(settings), random_stream(2, 3), questions_at([[3, -1, -1], [1, -1, -1]])
-    first = QueryBatch(*(value[:, :1] for value in query))
+    first = query.each(lambda value: value[:, :1])
     logs = [MemoryObjective(model, settings.rehearsal, None)(batch_of(stream, q))[1] for q in (query, first)]
     assert_close(logs[0]["read_entropy"], logs[1]["read_entropy"])
 
 
 def test_anytime_rehearsal_comes_after_any_number_of_segments_up_to_the_question() -> None:
-    query = questions_at([[5]] * 400)
+    query = questions_at([[5]] * 400)._replace(after_all=True)
     earlier = rehearsed_question(query, anytime=True)
+    assert not earlier.after_all
+    assert rehearsed_question(query).after_all
     assert set(earlier.position.flatten().tolist()) == {1, 2, 3, 4, 5}
     assert torch.equal(earlier.tokens, query.tokens)
     assert torch.equal(rehearsed_question(query).position, query.position)

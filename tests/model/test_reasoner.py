@@ -175,3 +175,13 @@ def test_thinking_layers_put_a_nonlinear_layer_of_its_own_into_each_hop() -> Non
         inner = torch.relu(layer.inner(torch.cat([evidence, expected], dim=-1)))
         expected = torch.nn.functional.layer_norm(expected + layer.outer(inner), (3,))
     assert_close(reasoner(memory, query)[0], expected)
+
+
+def test_a_layer_that_compares_sees_the_product_of_evidence_and_question() -> None:
+    reasoner = make_reasoner(num_hops=1, thinking_layers=True, compare=True)
+    memory, query = torch.randn(2, 5, 4), torch.randn(2, 3)
+    (hop,), (layer,) = reasoner.hops, reasoner.next_query  # type: ignore[misc]
+    evidence = (hop(query, memory).softmax(dim=-1)[:, None] @ memory).squeeze(1)
+    inner = torch.relu(layer.inner(torch.cat([evidence, query, layer.beside(evidence) * query], dim=-1)))
+    expected = torch.nn.functional.layer_norm(query + layer.outer(inner), (3,))
+    assert_close(reasoner(memory, query)[0], expected)

@@ -5,9 +5,10 @@ import torch
 from builders import as_torch_gru, assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from remem.errors import BadInput
-from remem.model.recurrent import BiGRU, reversal
+from remem.model.recurrent import BiGRU, gru_step, reversal
 
 
 def test_reversal_turns_the_real_part_and_leaves_padding_in_place() -> None:
@@ -54,3 +55,10 @@ def test_a_sequence_of_padding_gives_finite_numbers() -> None:
 def test_an_odd_width_is_refused_with_a_sentence() -> None:
     with pytest.raises(BadInput, match="7 is odd"):
         BiGRU(input_dim=3, output_dim=7)
+
+
+def test_a_step_from_given_products_is_that_of_a_gru() -> None:
+    cell, items, states = nn.GRUCell(4, 3), torch.randn(5, 4), torch.randn(5, 3)
+    inputs = nn.functional.linear(items, cell.weight_ih, cell.bias_ih)
+    recurrent = nn.functional.linear(states, cell.weight_hh, cell.bias_hh)
+    torch.testing.assert_close(gru_step(inputs, recurrent, states), cell(items, states))

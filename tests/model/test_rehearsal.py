@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -19,8 +20,10 @@ from remem.model.rehearsal import (
     recollection_loss,
     stream_distractors,
 )
+from remem.ops.paths import reference_only
 
 B, F, N, K, D = 3, 4, 4, 3, PAPER.item_dim
+P = N // 2  # masked places of a whole fragment
 
 
 def some_fragments(*, ragged: bool = True, mask: Tensor | None = None) -> Fragments:
@@ -43,11 +46,12 @@ def decoder(request: pytest.FixtureRequest) -> RehearsalDecoder:
 
 
 def rehearsed_as(recalled: Tensor, fragments: Fragments) -> Rehearsed:
-    return Rehearsed(recalled, torch.zeros(2, *fragments.mask.shape))
+    """From what is recalled at every place."""
+    return Rehearsed(fragments.at_places(recalled), torch.zeros(2, *fragments.mask.shape))
 
 
 def with_logits(positive: Tensor, negative: Tensor) -> Rehearsed:
-    return Rehearsed(torch.zeros(*positive.shape, N, D), torch.stack([positive, negative]))
+    return Rehearsed(torch.zeros(*positive.shape, P, D), torch.stack([positive, negative]))
 
 
 def loss_by_hand(recalled: list[float], right: list[float], wrong: list[list[float]], scale: float) -> float:
@@ -165,7 +169,7 @@ def test_familiarity_is_bounded_below_by_zero(logits: list[float]) -> None:
 def test_familiarity_falls_as_positives_rise_and_negatives_sink() -> None:
     fragments = some_fragments(ragged=False)
     logits = torch.zeros(2, B, F, requires_grad=True)
-    loss = familiarity_loss(Rehearsed(torch.zeros(B, F, N, D), logits), fragments)
+    loss = familiarity_loss(Rehearsed(torch.zeros(B, F, P, D), logits), fragments)
     loss.backward()
     assert_close(loss, 2 * math.log(2))
     assert logits.grad is not None
@@ -176,7 +180,7 @@ def test_familiarity_falls_as_positives_rise_and_negatives_sink() -> None:
 @pytest.mark.parametrize("loss", ["recollection", "familiarity"])
 def test_without_any_fragment_a_loss_is_zero(loss: str, embed: ItemEmbedding) -> None:
     fragments = some_fragments(mask=torch.zeros(B, F, dtype=torch.bool))
-    rehearsed = Rehearsed(torch.randn(B, F, N, D), torch.randn(2, B, F))
+    rehearsed = Rehearsed(torch.randn(B, F, P, D), torch.randn(2, B, F))
     value = (
         recollection_loss(rehearsed, fragments, embed)
         if loss == "recollection"
@@ -188,7 +192,7 @@ def test_without_any_fragment_a_loss_is_zero(loss: str, embed: ItemEmbedding) ->
 def test_fragments_that_are_not_real_change_no_loss(embed: ItemEmbedding) -> None:
     mask = torch.arange(F) < torch.tensor([4, 2, 1])[:, None]
     fragments = some_fragments(ragged=False, mask=mask)
-    rehearsed = Rehearsed(torch.randn(B, F, N, D), torch.randn(2, B, F))
+    rehearsed = Rehearsed(torch.randn(B, F, P, D), torch.randn(2, B, F))
     spoilt = Rehearsed(
         torch.where(mask[..., None, None], rehearsed.recalled, 50.0),
         torch.where(mask, rehearsed.familiarity_logit, 50.0),
@@ -214,7 +218,36 @@ def test_the_decoder_is_cls_and_items_through_every_layer(decoder: RehearsalDeco
                 features = decoder.norm(features)
                 assert_close(rehearsed.familiarity_logit[sign, b, f], decoder.familiarity(features[0, 0, 0])[0])
                 if sign == 0:
-                    assert_close(rehearsed.recalled[b, f], features[0, 0, 1:])
+                    assert_close(rehearsed.recalled[b, f], features[0, 0, 1:][fragments.places[b, f]])
+
+
+def test_leaving_out_places_in_the_last_layer_changes_neither_outputs_nor_any_gradient(
+    decoder: RehearsalDecoder, embed: ItemEmbedding
+) -> None:
+    fragments, memory = some_fragments(), torch.randn(B, K, D, requires_grad=True)
+    weights = torch.randn(B, F, P, D) * fragments.place_mask[..., None], torch.randn(2, B, F)
+    leaves = [memory, *decoder.parameters(), *embed.parameters()]
+    found = []
+    for way in (nullcontext, reference_only):
+        with way():
+            rehearsed = decoder(fragments, embed, memory)
+        loss = sum((value * weight).sum() for value, weight in zip(rehearsed, weights, strict=True))
+        found.append([*rehearsed, *torch.autograd.grad(loss, leaves, allow_unused=True)])  # type: ignore[arg-type]
+    assert len(found[0]) > 20
+    for ours, plain in zip(*found, strict=True):
+        assert (ours is None) == (plain is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_places_are_the_masked_items_of_each_fragment() -> None:
+    fragments = some_fragments()
+    assert fragments.places.shape == (B, F, P)
+    assert not fragments.place_mask.all()
+    for b in range(B):
+        for f in range(F):
+            expected = fragments.masked[b, f].nonzero().flatten().tolist()
+            assert fragments.places[b, f][fragments.place_mask[b, f]].tolist() == expected
 
 
 def test_masked_items_are_hidden_from_the_decoder(decoder: RehearsalDecoder, embed: ItemEmbedding) -> None:
@@ -236,7 +269,7 @@ def test_padded_items_are_hidden_from_the_decoder(decoder: RehearsalDecoder, emb
         negative_items=torch.where(fragments.item_mask, fragments.negative_items, others),
     )
     before, after = decoder(fragments, embed, memory), decoder(changed, embed, memory)
-    assert_close(after.recalled[fragments.item_mask], before.recalled[fragments.item_mask])
+    assert_close(after.recalled[fragments.place_mask], before.recalled[fragments.place_mask])
     assert_close(after.familiarity_logit, before.familiarity_logit)
     assert before.recalled.isfinite().all()
 
@@ -262,7 +295,7 @@ def test_a_fragment_asks_its_own_streams_memory_only(decoder: RehearsalDecoder, 
     memory = torch.randn(B, K, D, requires_grad=True)
     rehearsed = decoder(some_fragments(), embed, memory)
     # weights, since the features of a LayerNorm sum to a constant
-    (rehearsed.recalled[1] * torch.randn(F, N, D)).sum().backward(retain_graph=True)
+    (rehearsed.recalled[1] * torch.randn(F, P, D)).sum().backward(retain_graph=True)
     assert memory.grad is not None
     assert memory.grad[1].norm() > 0
     assert (memory.grad[[0, 2]] == 0).all()

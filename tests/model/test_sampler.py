@@ -32,7 +32,7 @@ def sampler() -> HistorySampler:
 
 
 def one_question(query: QueryBatch, number: int = 0) -> QueryBatch:
-    return QueryBatch(*(value[:, number : number + 1] for value in query))
+    return query.each(lambda value: value[:, number : number + 1])
 
 
 def means_by_hand(sampler: HistorySampler, stream: StreamBatch, b: int, count: int) -> list[list[float]]:
@@ -65,7 +65,7 @@ def test_scores_and_answers_are_equation_5_one_number_at_a_time(sampler: History
         importance = softmax(expected)
         evidence = [sum(w * mean[i] for w, mean in zip(importance, means, strict=True)) for i in range(PAPER.item_dim)]
         for c in range(CODEC.num_answers):
-            weight, bias = sampler.head.weight[c].tolist(), sampler.head.bias[c].item()
+            weight, bias = sampler.head.classify.weight[c].tolist(), sampler.head.classify.bias[c].item()
             assert_close(answers[b, q, c], dot(weight, evidence + feature) + bias)
 
 

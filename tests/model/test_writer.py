@@ -214,3 +214,17 @@ def test_the_gradient_of_a_write_is_that_of_finite_differences(slot_identity: bo
         return written(writer, slots, features, mask)
 
     assert torch.autograd.gradcheck(write, (slots, features, *writer.parameters()))
+
+
+def test_a_copying_writer_starts_as_a_fading_sum_of_what_it_aligns() -> None:
+    plain, copying = (make_writer(keep_bias=2.0, copy_start=start) for start in (False, True))
+    slots, aligned = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
+    with torch.no_grad():
+        copying.cell.bias_ih.zero_()
+        copying.cell.bias_hh.zero_()
+        copying.cell.bias_hh[4:8] = 100.0  # keep all
+        assert_close(copying.cell(aligned.flatten(0, 1), slots.flatten(0, 1)).view_as(slots), slots)
+        copying.cell.bias_hh[4:8] = -100.0  # keep nothing
+        new = copying.cell(aligned.flatten(0, 1), slots.flatten(0, 1)).view_as(slots)
+        assert_close(new, torch.tanh(aligned / 2))
+        assert not torch.allclose(plain.cell(aligned.flatten(0, 1), slots.flatten(0, 1)).view_as(slots), new, atol=0.1)

@@ -128,6 +128,7 @@ SIZES: list[dict[str, Any]] = [
     {"b": 2, "k": 16, "d": 16, "r": 4},
     {"b": 2, "k": 17, "d": 33, "r": 8, "links": False},
     {"b": 2, "k": 20, "d": 128, "r": 4},
+    {"b": 2, "k": 20, "d": 200, "r": 4},
 ]
 
 
@@ -139,7 +140,13 @@ def test_the_kernels_equal_the_plain_step(sizes: dict[str, Any]) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")
 @pytest.mark.parametrize(
-    "sizes", [{"b": 300, "k": 20, "d": 128, "r": 4}, {"b": 300, "c": 2, "k": 32, "d": 128, "r": 8, "links": False}]
+    "sizes",
+    [
+        {"b": 300, "k": 20, "d": 128, "r": 4},
+        {"b": 300, "c": 2, "k": 32, "d": 128, "r": 8, "links": False},
+        {"b": 300, "k": 20, "d": 256, "r": 4},
+        {"b": 16, "c": 2, "k": 10, "d": 256, "r": 4, "links": False},
+    ],
 )
 def test_the_kernels_equal_the_plain_step_at_full_size(sizes: dict[str, Any]) -> None:
     assert_same(kernels, make_case(**sizes), tolerance=1e-4)
@@ -361,7 +368,7 @@ def test_only_plain_memories_of_moderate_size_in_float32_on_a_gpu_take_the_kerne
     assert takes(make_case(b=1, k=32, d=128, r=8))
     assert takes(make_case(b=1, c=4, links=False))
     assert not takes(make_case(b=1, k=33))
-    assert not takes(make_case(b=1, d=129))
+    assert not takes(make_case(b=1, d=257))
     assert not takes(make_case(b=1, r=9))
     assert not takes(make_case(b=1, c=5))
     assert not takes(make_case(b=0))

@@ -15,13 +15,15 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from remem.ops.write_scan import Scanned, ScanWeights, cpu, fused, reference, reference_only, write_scan
+from remem.ops import write_scan as package
+from remem.ops.write_scan import Scanned, ScanWeights, cpu, fused, native, reference, reference_only, write_scan
 
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 GAIN = 5.0
+needs_compiler = pytest.mark.skipif(not native.available(), reason="there is no C compiler")
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
 
@@ -105,6 +107,13 @@ def cpu_scan(slots: Tensor, features: Tensor, item_mask: Tensor, order: Tensor, 
     return Scanned(*cpu.CpuScan.apply(*prepared[:2], real, order, *prepared[2:]))
 
 
+def native_scan(slots: Tensor, features: Tensor, item_mask: Tensor, order: Tensor, segment_mask: Tensor, weights: Any,
+                gain: float) -> Scanned:  # fmt: skip
+    prepared = fused(slots, features, item_mask, weights, gain)
+    real = item_mask[order] & segment_mask[..., None]
+    return Scanned(*native.NativeScan.apply(*prepared[:2], real, order, *prepared[2:], False))
+
+
 SIZES: list[dict[str, int]] = [
     {},
     {"b": 1, "t": 1, "k": 1, "n": 1, "d": 1, "m": 1, "s": 1},
@@ -146,6 +155,12 @@ def test_the_cpu_scan_equals_the_loop(sizes: dict[str, int]) -> None:
     assert_same(cpu_scan, make_case(**sizes), tolerance=1e-5)
 
 
+@needs_compiler
+@pytest.mark.parametrize("sizes", [*SIZES, {"b": 9, "t": 6, "k": 20, "n": 10, "d": 128, "m": 128, "s": 20}])
+def test_the_scan_in_c_equals_the_loop(sizes: dict[str, int]) -> None:
+    assert_same(native_scan, make_case(**sizes), tolerance=1e-5)
+
+
 def test_the_cpu_scan_equals_the_loop_with_one_stream_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "CACHED_FLOATS", 1)
     assert_same(cpu_scan, make_case(b=4), tolerance=1e-5)
@@ -161,9 +176,33 @@ def test_the_kernels_equal_the_loop_at_the_papers_sizes(sizes: dict[str, int], d
     assert_same(kernels(dtype), make_case(**sizes).to(DEVICE), tolerance=1e-4 if dtype == torch.float32 else 0.06)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")
+@pytest.mark.parametrize("b", [9, 140])  # eight warps a stream, and four
+def test_the_kernels_equal_the_loop_where_slots_are_wide(b: int) -> None:
+    sizes = {"b": b, "t": 6, "k": 20, "n": 20, "d": 256, "m": 256, "s": 20}
+    assert_same(kernels(torch.bfloat16), make_case(**sizes).to(DEVICE), tolerance=0.06)
+
+
+@needs_triton
+def test_a_gpu_without_room_for_wide_slots_takes_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime.errors import OutOfResources
+
+    from remem.ops.write_scan import triton
+
+    def full(*_: Tensor) -> None:
+        raise OutOfResources(300_000, 232_448, "shared memory")
+
+    room = package._has_room.__wrapped__
+    assert room(3, 4, 32, torch.bfloat16, DEVICE)
+    monkeypatch.setattr(triton, "backward", full)
+    assert not room(3, 4, 32, torch.bfloat16, DEVICE)
+
+
 def ways() -> list[Any]:
     return [
         pytest.param(cpu_scan, torch.device("cpu"), id="cpu"),
+        pytest.param(native_scan, torch.device("cpu"), id="c", marks=needs_compiler),
         pytest.param(kernels(torch.float32), DEVICE, id="triton", marks=needs_triton),
     ]
 
@@ -207,7 +246,9 @@ def test_no_stream_touches_another(scan: Scan, device: torch.device) -> None:
     torch.testing.assert_close(one.memories[0], both.memories[1])
 
 
-@pytest.mark.parametrize(("scan", "device"), ways())
+@pytest.mark.parametrize(
+    ("scan", "device"), [*ways(), pytest.param(kernels(torch.bfloat16), DEVICE, id="triton-bf16", marks=needs_triton)]
+)
 def test_every_element_of_fresh_memory_is_written(
     scan: Scan, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,10 +289,14 @@ def test_a_writer_without_identity_takes_the_same_way() -> None:
     torch.testing.assert_close(write_scan(*arguments).memories, reference.write_scan(*arguments).memories)
 
 
-def test_the_fast_way_is_taken_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("compiler", [False, pytest.param(True, marks=needs_compiler)])
+def test_the_fast_way_is_taken_unless_told_otherwise(compiler: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     case, calls = make_case(), []
-    monkeypatch.setattr(cpu.CpuScan, "apply", lambda *_: calls.append(1) or (torch.zeros(()), torch.zeros(())))
-    arguments = (*case.leaves[:2], case.item_mask, case.order, case.segment_mask, ScanWeights(*case.leaves[2:]), GAIN)
+    monkeypatch.setattr(native, "available", lambda: compiler)
+    taken = native.NativeScan if compiler else cpu.CpuScan
+    monkeypatch.setattr(taken, "apply", lambda *_: calls.append(1) or (torch.zeros(()), torch.zeros(())))
+    leaves = [leaf.requires_grad_() for leaf in case.leaves]
+    arguments = (*leaves[:2], case.item_mask, case.order, case.segment_mask, ScanWeights(*leaves[2:]), GAIN)
     write_scan(*arguments)
     assert calls == [1]
     with reference_only():
@@ -260,6 +305,33 @@ def test_the_fast_way_is_taken_unless_told_otherwise(monkeypatch: pytest.MonkeyP
     weights = ScanWeights(*double[2:])
     write_scan(*double[:2], case.item_mask, case.order, case.segment_mask, weights, GAIN)
     assert calls == [1], "float64 has no fast way"
+
+
+@needs_compiler
+def test_a_memory_that_is_not_trained_does_not_depend_on_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native.NativeScan, "apply", lambda *_: pytest.fail("the scan in C is for training"))
+    case = make_case()
+    write_scan(*case.leaves[:2], case.item_mask, case.order, case.segment_mask, ScanWeights(*case.leaves[2:]), GAIN)
+
+
+@needs_compiler
+def test_in_c_segments_in_turn_need_no_adding_up() -> None:
+    case = make_case(b=2, t=3, s=6)
+    case.order.copy_(torch.arange(6).view(2, 3))
+
+    def in_turn(*arguments: Any) -> Scanned:
+        return write_scan(*arguments, in_turn=True)
+
+    assert_same(in_turn, case, tolerance=1e-5)
+
+
+@needs_compiler
+def test_a_number_that_is_not_finite_shows_in_the_scan_in_c() -> None:
+    case = make_case()
+    case.leaves[0][0, 0, 0] = torch.nan
+    scanned, grads = run(native_scan, case)
+    assert scanned.memories[0, -1].isnan().any()
+    assert grads[1].isnan().any()
 
 
 @needs_triton

@@ -50,7 +50,7 @@ def test_json_holds_plain_values_and_class_names() -> None:
         "data": "a/b",
         "tasks": [1, 2],
         "segment_len": 15,
-        "exchanged_copies": 0,
+        "exchanges": 0,
     }
     assert value["model"]["machine"]["type"] == "MachineSettings"
 

@@ -163,11 +163,14 @@ def test_own_stories_at_a_missing_path_are_refused(codec: TextCodec, tmp_path: P
         read_babi(tmp_path / "nowhere", codec)
 
 
-def test_copies_with_words_exchanged_are_for_training_alone(prepared: Path) -> None:
+def test_words_change_places_in_training_alone(prepared: Path) -> None:
     plain = babi_task(BabiTask(data=prepared, tasks=(1, 6)))
-    more = babi_task(BabiTask(data=prepared, tasks=(1, 6), exchanged_copies=2))
-    assert len(more.load("train")) == 3 * len(plain.load("train"))
-    assert more.load("train").num_questions == 3 * plain.load("train").num_questions
-    for split in ("valid", "test"):
+    more = babi_task(BabiTask(data=prepared, tasks=(1, 6), exchanges=3))
+    exchange = more.load("train").exchange
+    assert plain.load("train").exchange is None
+    assert exchange is not None
+    assert exchange.words.shape == (20, 3, len(plain.codec.words))  # type: ignore[union-attr]
+    for split in ("train", "valid", "test"):
         assert more.load(split).fingerprint() == plain.load(split).fingerprint()
+    assert all(more.load(split).exchange is None for split in ("valid", "test"))
     assert more.codec == plain.codec

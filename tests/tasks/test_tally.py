@@ -12,6 +12,7 @@ def test_answers_are_counted_by_part_and_by_age() -> None:
     tally.add([0, 0, 1, 1], [3, 1, 3, None], [True, False, True, False])
     assert tally.parts == {0: (1, 2), 1: (1, 2)}
     assert tally.ages == {3: (2, 2), 1: (0, 1)}
+    assert tally.part_ages == {0: {3: (1, 1), 1: (0, 1)}, 1: {3: (1, 1)}}
     assert tally.questions == 4
 
 

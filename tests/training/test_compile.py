@@ -37,3 +37,37 @@ assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 4, "nothing was
 def test_compiling_changes_no_loss_and_no_gradient() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
+
+
+EVALUATION = """
+from dataclasses import replace
+import torch
+from remem.experiments.presets import DEMO
+from remem.build import build_model
+from remem.settings.baselines import DNCSettings
+from remem.settings.model import without_rehearsal
+from remem.tasks.load import load_task
+from remem.training.evaluate import evaluate
+from remem.training.objective import make_objective
+
+task = load_task(replace(DEMO.task, samples_per_chain=2, eval_samples_per_chain=2))
+train, valid = task.load("train"), task.load("valid")
+stats = torch._dynamo.utils.counters["stats"]
+for machine, again in ((DEMO.model.machine, False), (DNCSettings(num_slots=4), True)):
+    settings = replace(without_rehearsal(DEMO.model), machine=machine)
+    torch.manual_seed(0)
+    model = build_model(settings, task.codec)
+    plain = evaluate(model, valid, batch_size=8)
+    objective = make_objective(model, settings.rehearsal, None)
+    objective.compile(backend="aot_eager")
+    objective(train.batch(0, torch.arange(6)))[0].backward()
+    before = stats["unique_graphs"]
+    assert before, "nothing was compiled"
+    assert evaluate(model, valid, batch_size=8) == plain
+    assert (stats["unique_graphs"] > before) is again, (machine, before, stats["unique_graphs"])
+"""
+
+
+def test_only_a_step_for_each_item_is_compiled_for_evaluation() -> None:
+    done = subprocess.run([sys.executable, "-c", EVALUATION], capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr

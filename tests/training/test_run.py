@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
-from remem.bundle import load_bundle
+from remem.bundle import fingerprint_of, load_bundle
 from remem.data.babi_store import import_babi
 from remem.data.babi_twin import write_twin
 from remem.errors import BadInput
@@ -19,7 +20,8 @@ from remem.model.sampler import HistorySampler
 from remem.settings.codec import from_json
 from remem.settings.model import ModelSettings
 from remem.settings.run import Run, TrainSettings
-from remem.settings.tasks import BabiTask
+from remem.settings.tasks import BabiTask, SyntheticTask
+from remem.tasks.base import Metrics
 from remem.tasks.load import load_task
 from remem.training.evaluate import evaluate
 from remem.training.record import code_version
@@ -40,6 +42,8 @@ def test_a_run_leaves_its_configuration_model_sampler_and_record(tiny_model: Pat
     assert set(record["data"]["fingerprint"]) == {"train", "valid", "test"}
     assert record["cost"]["steps"] == 12
     assert record["cost"]["peak_memory_mb"] > 0
+    assert record["cost"]["query"]["reads"] == 4 * 32
+    assert record["cost"]["query"]["flops"] > 0
     assert (tiny_model / "sampler.safetensors").exists()
     assert any((tiny_model / "tensorboard" / "model").iterdir())
 
@@ -78,6 +82,44 @@ def test_a_trained_sampler_serves_other_runs_and_stays_frozen(tiny_model: Path, 
     _, record = trainer.train()
     assert not (tmp_path / "run" / "sampler.safetensors").exists()
     assert record["cost"]["steps"] == 12
+    own, told = json.loads((tiny_model / "record.json").read_text())["sampler_stage"], record["sampler_stage"]
+    assert told["from"] == tiny_model.name
+    assert told["fingerprint"] == fingerprint_of(sampler)
+    assert all(told[name] == own[name] for name in ("steps", "seconds", "score", "fingerprint", "code", "seed"))
+    assert told["code"]["commit"]
+
+
+def test_a_resumed_run_keeps_its_samplers_facts_and_its_clock(tiny_run: Run, tmp_path: Path) -> None:
+    class Stopped(Exception):
+        pass
+
+    stopped = Trainer(tiny_run, tmp_path / "run", device=CPU, quiet=True)
+    stopped.clock.go_on_from(1000.0)  # as if it had run for so long
+    validate = stopped._validator
+
+    def until_the_model(model: nn.Module, precision: str) -> Callable[[], tuple[float, Metrics]]:
+        if isinstance(model, HistorySampler):
+            return validate(model, precision)
+        validations = iter([validate(model, precision)] * 2)
+
+        def validation() -> tuple[float, Metrics]:
+            chosen = next(validations, None)
+            if chosen is None:
+                raise Stopped
+            return chosen()
+
+        return validation
+
+    stopped._validator = until_the_model  # type: ignore[method-assign]
+    with pytest.raises(Stopped):
+        stopped.train()
+    _, record = Trainer(tiny_run, tmp_path / "run", device=CPU, quiet=True).train(resume=True)
+    _, whole = Trainer(tiny_run, tmp_path / "whole", device=CPU, quiet=True).train()
+    assert record["cost"]["wall_seconds"] > 1000.0 > whole["cost"]["wall_seconds"]
+    kept, own = record["sampler_stage"], whole["sampler_stage"]
+    assert "from" not in kept
+    assert (kept["steps"], kept["fingerprint"], kept["history"]) == (own["steps"], own["fingerprint"], own["history"])
+    assert record["model"]["fingerprint"] == whole["model"]["fingerprint"]
 
 
 def test_a_sampler_of_another_task_is_refused(tiny_model: Path, tiny_run: Run, tmp_path: Path) -> None:
@@ -95,7 +137,11 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "prepared"
 
 
-@pytest.mark.parametrize("name", PRESETS)
+# those of the long tasks take their steps in tests/model/test_long_interface.py
+SHORT = [name for name, run in PRESETS.items() if isinstance(run.task, BabiTask | SyntheticTask)]
+
+
+@pytest.mark.parametrize("name", SHORT)
 def test_every_preset_takes_two_steps_on_a_tiny_twin_of_its_data(
     name: str, twin: Path, tiny_run: Run, shrink: Callable[[ModelSettings], ModelSettings], tmp_path: Path
 ) -> None:
@@ -128,7 +174,9 @@ def test_code_is_named_by_its_commit_or_by_what_the_environment_says(monkeypatch
     assert code_version()["commit"].startswith("v0.")
     monkeypatch.undo()
     monkeypatch.setenv("REMEM_COMMIT", "abc")
-    assert code_version()["commit"] == "abc", "what it is told comes before what git says"
+    told = code_version()
+    assert told["commit"] == "abc", "what it is told comes before what git says"
+    assert (told["commit_from"], told["dirty"]) == ("environment", None), "nobody checked it"
 
 
 def test_auto_picks_a_device_that_exists() -> None:

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from remem.data.batch import QueryBatch, StreamBatch
-from remem.model.embed import IdQueryEncoder, ItemEmbedding, SentenceQueryEncoder
-from remem.model.heads import ClassHead
+from remem.model.embed import Embedding, QueryEncoder
+from remem.model.heads import Head
 from remem.model.interface import gather_rows
 from remem.model.packing import Packed, pack
 
@@ -25,10 +25,10 @@ class StreamReader(nn.Module):
         super().__init__()
         self.gru = nn.GRU(item_dim, model_dim, batch_first=True)
 
-    def forward(self, embed: ItemEmbedding, stream: StreamBatch) -> tuple[Float[Tensor, "b l m"], Packed]:
+    def forward(self, embed: Embedding, stream: StreamBatch) -> tuple[Float[Tensor, "b l m"], Packed]:
         """The state after every item, and where each item came from."""
         packed = pack(stream.item_mask, stream.order, stream.segment_mask, stream.most_items)
-        items = embed(stream.items.flatten()[packed.rows])
+        items = embed(stream.items.flatten(0, 1)[packed.rows])
         states, _ = self.gru(items)  # what comes after the last item is never looked at
         return states, packed
 
@@ -39,25 +39,25 @@ class DirectlyReason(nn.Module):
     def __init__(
         self,
         *,
-        embed: ItemEmbedding,
+        embed: Embedding,
         reader: StreamReader,
-        query_encoder: IdQueryEncoder | SentenceQueryEncoder,
-        head: ClassHead,
+        query_encoder: QueryEncoder,
+        head: Head,
     ) -> None:
         super().__init__()
         self.embed, self.reader, self.query_encoder = embed, reader, query_encoder
         self.head = head
 
     def forward(self, stream: StreamBatch, query: QueryBatch) -> Float[Tensor, "b q c"]:
-        """A score for each answer class."""
+        """A score for each answer."""
         states, packed = self.reader(self.embed, stream)
         before = nn.functional.pad(states, (0, 0, 1, 0))  # the state is zero before the first item
         last = gather_rows(before, gather_rows(packed.read, query.position))  # [b, q, m]
         question = encode_questions(self.query_encoder, query)
-        return self.head(torch.cat([last, question], dim=-1))
+        return self.head(torch.cat([last, question], dim=-1), query.candidates)
 
 
-def encode_questions(encoder: IdQueryEncoder | SentenceQueryEncoder, query: QueryBatch) -> Float[Tensor, "b q m"]:
+def encode_questions(encoder: QueryEncoder, query: QueryBatch) -> Float[Tensor, "b q m"]:
     """q of every question of every stream."""
     features: Tensor = encoder(query.tokens.flatten(0, 1), query.token_mask.flatten(0, 1))
     return features.unflatten(0, query.answer.shape)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from remem.baselines.stm import STMState, TwoMemories
 from remem.data.batch import QueryBatch, StreamBatch
 from remem.model.embed import ItemEmbedding
-from remem.model.interface import Answers, EmbeddedStream, gather_rows
+from remem.model.interface import Answers, embed_stream, gather_rows
 from remem.ops.precision import at_least_float32
 
 NUM_READS = 3
@@ -105,7 +105,7 @@ class NativeSTM(nn.Module):
         def look(state: STMState) -> Tensor:
             return self.reader.read(asked, state.relations)
 
-        embedded = EmbeddedStream(self.embed(stream.items), *stream[1:], ids=stream.items)
+        embedded = embed_stream(self.embed, stream)
         passage = self.memory.along(self.memory.initial_state(len(stream.order)), embedded, look)
         # [b, t+1, q, e] -> each question's own row of moments -> the moment it was asked
         moments = passage.seen.transpose(1, 2).flatten(0, 1)

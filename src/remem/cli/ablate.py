@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -23,7 +24,7 @@ class Options:
     A run whose record is there is left out, so the command can be stopped and given again.
     """
 
-    task: tyro.conf.Positional[str]
+    task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")]
     """synthetic-small or babi-small."""
     seed: tuple[int, ...] = (0,)
     """Seeds, one series of runs each."""

@@ -17,7 +17,7 @@ from remem.errors import BadInput
 
 if TYPE_CHECKING:
     from remem.data.codec import Codec
-    from remem.streaming.memory import Answer
+    from remem.streaming.steps import Answer
 
 _NUMBERED = re.compile(r"([0-9]+)\s+(\S.*)")  # a line of bAbI's own files: 'ID text'
 _SENTENCE_END = re.compile(r"[.!?]")
@@ -55,18 +55,23 @@ def main(argv: list[str]) -> None:
         raise BadInput(f"--top is {options.top}; expected at least 1.")
     if not options.questions:
         raise BadInput("There is no question; give at least one after the model, such as 'Where is Mary?'.")
-    source, lines = _read_lines(options.story)
+    source, lines = read_lines(options.story)
     from remem.streaming.memory import StreamMemory
 
     memory = StreamMemory.open(options.model)
-    questions = [_question(question, memory.codec) for question in options.questions]
+    if memory.codec.kind not in ("text", "ids", "clicks"):
+        raise BadInput(
+            f"{options.model} answers by candidates or reads vectors, which a command line can't give; "
+            "use `StreamMemory` from Python."
+        )
+    questions = [question_for(question, memory.codec) for question in options.questions]
     story = read_sentences(lines, source) if memory.codec.kind == "text" else read_numbers(lines, source)
-    _refuse_unknown_items(story, source, memory.codec)
+    refuse_unknown_items(story, source, memory.codec)
     memory.write_many(item for _, item in story.items)
     answers = [memory.query(question, top=options.top) for question in questions]
-    _tell_how_it_was_read(story, source)
+    tell_how_it_was_read(story, source)
     if options.format == "text":
-        print("\n\n".join(map(_as_text, options.questions, answers)))
+        print("\n\n".join(map(answer_as_text, options.questions, answers)))
         return
     asked = [
         {"question": question, "answer": said.answer, "top": said.top}
@@ -105,13 +110,13 @@ def read_sentences(lines: list[str], source: str) -> Story:
 def read_numbers(lines: list[str], source: str) -> Story:
     """Item numbers, separated by whitespace or commas."""
     rows = [(number, line.replace(",", " ").split()) for number, line in enumerate(lines, start=1)]
-    items = [(number, _number(entry)) for number, row in rows for entry in row]
+    items = [(number, as_number(entry)) for number, row in rows for entry in row]
     if not items:
         raise BadInput(f"{source} holds no item; expected numbers separated by spaces or commas.")
     return Story(items)
 
 
-def _read_lines(story: Path | None) -> tuple[str, list[str]]:
+def read_lines(story: Path | None) -> tuple[str, list[str]]:
     """The story's name in messages, and its lines."""
     from remem.data.babi_store import decode_lines
 
@@ -130,13 +135,13 @@ def _read_lines(story: Path | None) -> tuple[str, list[str]]:
     return source, decode_lines(data.removeprefix(BOM_UTF8), source)
 
 
-def _number(entry: str) -> int | str:
+def as_number(entry: str) -> int | str:
     """The number; or the text as it is, which no codec of numbers accepts."""
     # int() would also take signs, underscores and other scripts' digits, and break off at thousands of them
     return int(entry) if entry.isascii() and entry.isdigit() and len(entry) < 20 else entry
 
 
-def _question(text: str, codec: Codec) -> Any:
+def question_for(text: str, codec: Codec) -> Any:
     """The question as the codec takes it, refused here if it can't be asked."""
     from remem.data.babi_format import words_of
 
@@ -144,8 +149,8 @@ def _question(text: str, codec: Codec) -> Any:
         text.encode()
     except UnicodeEncodeError:
         raise BadInput(f"The question {_quoted(text)} is not UTF-8 text.") from None
-    if codec.kind == "ids":
-        codec.encode_question(number := _number(text.strip()))
+    if codec.kind != "text":
+        codec.encode_question(number := as_number(text.strip()))
         return number
     if unknown := _unknown(((0, word) for word in words_of(text)), codec.word_index):
         named = _some([_quoted(word) for word in unknown])
@@ -154,7 +159,7 @@ def _question(text: str, codec: Codec) -> Any:
     return text
 
 
-def _refuse_unknown_items(story: Story, source: str, codec: Codec) -> None:
+def refuse_unknown_items(story: Story, source: str, codec: Codec) -> None:
     """Name everything the model can't read, with its lines."""
     from remem.data.babi_format import words_of
 
@@ -162,7 +167,7 @@ def _refuse_unknown_items(story: Story, source: str, codec: Codec) -> None:
         words = ((number, word) for number, sentence in story.items for word in words_of(sentence))
         if unknown := _unknown(words, codec.word_index):
             raise BadInput(f"{source} holds {_words(unknown)}: {_with_lines(unknown)}. {_advice(codec)}")
-    elif unknown := _unknown(story.items, range(codec.num_items)):
+    elif codec.num_items is not None and (unknown := _unknown(story.items, range(codec.num_items))):
         raise BadInput(
             f"{source} holds what is no item of this model: {_with_lines(unknown)}. "
             f"Expected integers from 0 to {codec.num_items - 1}, separated by spaces or commas."
@@ -204,14 +209,15 @@ def _quoted(entry: Any) -> str:
     return repr(entry if not isinstance(entry, str) or len(entry) <= 60 else entry[:57] + "...")
 
 
-def _as_text(question: str, said: Answer) -> str:
+def answer_as_text(question: str, said: Answer) -> str:
     """The question with its best answer, then the likeliest answers in two columns."""
     width = max(len(str(answer)) for answer, _ in said.top)
     rows = [f"  {answer!s:<{width}}  {probability:7.2%}" for answer, probability in said.top]
     return "\n".join([f"{' '.join(question.split())} -> {said.answer}", *rows])
 
 
-def _tell_how_it_was_read(story: Story, source: str) -> None:
+def tell_how_it_was_read(story: Story, source: str) -> None:
+    """What was passed over or joined, to the person at the terminal."""
     if story.skipped_questions:
         plural = "" if story.skipped_questions == 1 else "s"
         print(f"{source}: skipped {story.skipped_questions} question line{plural}.", file=sys.stderr)

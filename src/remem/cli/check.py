@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 class Options:
     """Run every check; the first that fails ends it with exit code 1."""
 
-    memory: tyro.conf.Positional[str]
+    memory: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="PRESET|MODULE:FUNCTION")]
     """A preset such as synthetic/dnc, or PACKAGE.MODULE:FUNCTION that returns a memory."""
     item_dim: int = 16
     """Width of the items. A preset is built at this width; a function of your own must return a memory for it."""
@@ -28,8 +30,12 @@ class Options:
     """Longest segment a preset's memory is built for; the checks take four items, recall takes five."""
     segments: int = 5000
     """Random segments of the endless stream."""
+    precision: Literal["float32", "bf16"] = "float32"
+    """Arithmetic of the endless stream; bf16 is mixed precision, as in training."""
     recall: bool = True
     """Also train the memory to recall which of four symbols came first among fifty items."""
+    out: Path | None = None
+    """Record to write: what was checked, with which code, and what came of it."""
 
 
 def main(argv: list[str]) -> None:
@@ -39,13 +45,21 @@ def main(argv: list[str]) -> None:
 
     from remem.checks.memorizer import CHECKS, check_endless
     from remem.checks.recall import check_recall
+    from remem.training.precision import autocast
+    from remem.training.record import code_version
 
+    def endless(memory: Memorizer, item_dim: int) -> float:
+        with autocast(torch.device("cpu"), options.precision):
+            return check_endless(memory, item_dim, options.segments)
+
+    code = code_version()  # now, not at the end: the checkout may have moved on by then
     torch.manual_seed(0)
     memory = _find(options)
     checks: list[tuple[str, Any]] = [(check.__name__, check) for check in CHECKS]
-    checks.append((f"check_endless, {options.segments:,} segments", lambda m, d: check_endless(m, d, options.segments)))
+    checks.append((f"check_endless, {options.segments:,} segments", endless))
     if options.recall:
         checks.append(("check_recall", check_recall))
+    passed: list[dict[str, Any]] = []
     for name, check in checks:
         started = time.perf_counter()
         if isinstance(memory, torch.nn.Module):
@@ -55,7 +69,31 @@ def main(argv: list[str]) -> None:
                 result = check(memory, options.item_dim)
         except AssertionError as broken:
             raise RememError(f"{name}: {broken}") from None
-        print(f"{name:<40} ok {time.perf_counter() - started:8.1f} s{_told(result)}", flush=True)
+        seconds = time.perf_counter() - started
+        passed.append({"check": name, "seconds": round(seconds, 1), **_result(result)})
+        print(f"{name:<40} ok {seconds:8.1f} s{_told(result)}", flush=True)
+    if options.out:
+        _write(options.out, options, code, passed)
+
+
+def _write(path: Path, options: Options, code: dict[str, Any], passed: list[dict[str, Any]]) -> None:
+    from dataclasses import asdict
+
+    import torch
+
+    from remem.experiments.bench import device_name
+    from remem.training.record import now, versions
+
+    settings = {name: value for name, value in asdict(options).items() if name not in ("out", "recall")}
+    facts = {"made": now(), "code": code, "versions": versions(), "device": device_name(torch.device("cpu"))}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**settings, **facts, "passed": passed}, indent=1) + "\n")
+
+
+def _result(result: Any) -> dict[str, Any]:
+    if isinstance(result, float):
+        return {"largest": float(f"{result:.4g}")}
+    return {} if result is None else {"accuracy": round(result.accuracy, 4), "steps": result.steps}
 
 
 def _told(result: Any) -> str:

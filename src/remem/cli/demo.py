@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tyro
 
@@ -41,6 +43,9 @@ def main(argv: list[str]) -> None:
     console.print(f"\nThe model is saved in {model}. A fresh stream, item by item:\n")
     for line in read_a_stream(model, seed=options.seed):
         console.print(line, highlight=False)
+    console.print("\nThe same stream in a durable store, whose writer is killed in the middle of it:\n")
+    for line in survive_a_kill(model, options.out / "memories.db", seed=options.seed):
+        console.print(line, highlight=False)
 
 
 def demo_runs(options: Options) -> dict[str, Run]:
@@ -76,21 +81,38 @@ def _table(rows: dict[str, dict[str, Any]], chance: float) -> Any:
     return table
 
 
-def read_a_stream(model: Path, *, seed: int) -> list[str]:
-    """Read one stream that no one has seen, asking its question at several points; the memory never grows."""
+class Stream(NamedTuple):
+    """A stream that no one has seen, and a question about it."""
+
+    facts: list[int]
+    query: int
+    answer: int
+    evidence: list[int]
+    start: int
+
+
+def make_stream(seed: int) -> Stream:
+    """Random facts, with the evidence of one answer near the start."""
     from remem.data.random import StableRandom
     from remem.data.synthetic import logic_chains
-    from remem.streaming.memory import StreamMemory
 
     task = DEMO.task
     chains = logic_chains(task)  # type: ignore[arg-type]
     random = StableRandom("demo stream", seed)
     query, answer = (int(random.integers(n, 1)[0]) for n in chains.shape[:2])
-    length = task.stream_len  # type: ignore[union-attr]
-    stream = [int(fact) for fact in random.integers(task.num_facts, length)]  # type: ignore[union-attr]
+    facts = [int(fact) for fact in random.integers(task.num_facts, task.stream_len)]  # type: ignore[union-attr]
     evidence = chains[query, answer].tolist()
     start = 2
-    stream[start : start + len(evidence)] = evidence
+    facts[start : start + len(evidence)] = evidence
+    return Stream(facts, query, answer, evidence, start)
+
+
+def read_a_stream(model: Path, *, seed: int) -> list[str]:
+    """Read one stream item by item, asking its question at several points; the memory never grows."""
+    from remem.streaming.memory import StreamMemory
+
+    stream, query, answer, evidence, start = make_stream(seed)
+    length = len(stream)
     lines = [f"question {query}, whose evidence {evidence} begins at item {start + 1}; the answer is {answer}"]
     memory = StreamMemory.open(model)
     for count, fact in enumerate(stream, start=1):
@@ -103,3 +125,48 @@ def read_a_stream(model: Path, *, seed: int) -> list[str]:
                 f"after {count:>3} items: answer {said.answer} ({said.probability:.0%}, {mark}), memory {size:,} bytes"
             )
     return lines
+
+
+def survive_a_kill(model: Path, store: Path, *, seed: int) -> list[str]:
+    """A process of its own appends the stream and is killed half-way; the store is opened again, finished and asked."""
+    from remem.service.engine import MemoryEngine
+
+    stream = make_stream(seed)
+    for old in store.parent.glob(f"{store.name}*"):
+        old.unlink()
+    writer = subprocess.Popen(
+        [sys.executable, "-c", _WRITER, str(store), str(model), *map(str, stream.facts)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert writer.stdout is not None
+    acknowledged = 0
+    for line in writer.stdout:
+        acknowledged = int(line)
+        if acknowledged >= len(stream.facts) // 2:
+            writer.kill()
+            break
+    writer.wait()
+    with MemoryEngine.open(store, model) as engine:
+        found = engine.inspect("demo").next_seq
+        engine.append("demo", stream.facts, seq=0)  # all of them again: what is there already changes nothing
+        said = engine.query("demo", stream.query, min_seq=len(stream.facts))
+        kept = engine.inspect("demo").bytes
+    mark = "right" if said.answer.answer == stream.answer else "wrong"
+    return [
+        f"killed after {acknowledged} of {len(stream.facts)} events were acknowledged; opened again, {found} are there",
+        f"all sent again: {said.as_of_seq} events, each once; answer {said.answer.answer} "
+        f"({said.answer.probability:.0%}, {mark}), {kept:,} bytes on disk",
+    ]
+
+
+_WRITER = """
+import sys, time
+from remem import MemoryEngine
+
+store, model, *facts = sys.argv[1:]
+engine = MemoryEngine.open(store, model)
+for seq, fact in enumerate(facts):
+    print(engine.append("demo", [int(fact)], seq=seq).next_seq, flush=True)
+time.sleep(60)
+"""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import tyro
+
+from remem.errors import BadInput
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,11 +20,13 @@ class Options:
     model: tyro.conf.Positional[Path]
     """Folder of a run or of a saved model."""
     data: Path | None = None
-    """Data of the task's format: bAbI files (some tasks missing is fine), or synthetic JSON lines."""
+    """Data of the task's format: bAbI files (some tasks missing is fine), synthetic JSON lines, a prepared folder."""
     format: Literal["text", "json"] = "text"
     """How to print them."""
     batch_size: int = 128
     """Streams at a time."""
+    limit: int | None = None
+    """Test about this many streams alone, in whole batches; by default all."""
     device: str = "auto"
     """cpu, cuda, or auto: a GPU if there is one."""
 
@@ -29,7 +34,10 @@ class Options:
 def main(argv: list[str]) -> None:
     """Load, test, print."""
     options = tyro.cli(Options, args=argv, prog="remem eval")
+    if options.limit is not None and options.limit < 1:
+        raise BadInput(f"--limit {options.limit}: expected at least one stream.")
     from remem.bundle import load_bundle
+    from remem.tasks.base import plain
     from remem.tasks.load import load_task
     from remem.training.evaluate import evaluate
     from remem.training.run import pick_device
@@ -38,18 +46,35 @@ def main(argv: list[str]) -> None:
     bundle = load_bundle(options.model)
     task = load_task(bundle.run.task, bundle.codec)
     split = (task.load("test") if options.data is None else task.read(options.data)).to(device)
-    tally = evaluate(bundle.model.to(device), split, batch_size=options.batch_size)
+    total, seen = len(split), 0
+
+    def progress(done: int) -> None:
+        nonlocal seen
+        seen = done
+        if sys.stderr.isatty():
+            print(f"\r{done} of {total} streams", end="" if done < total else "\n", file=sys.stderr, flush=True)
+
+    tally = evaluate(
+        bundle.model.to(device), split, batch_size=options.batch_size, limit=options.limit, progress=progress
+    )
     metrics = task.metrics(tally)
     if options.format == "json":
-        parts = {task.part_names[p]: {"right": r, "total": n} for p, (r, n) in sorted(tally.parts.items())}
-        ages = [[age, right, total] for age, (right, total) in sorted(tally.ages.items())]
+        parts = {task.part_names[p]: {"right": plain(r), "total": n} for p, (r, n) in sorted(tally.parts.items())}
+        ages = [[age, plain(right), total] for age, (right, total) in sorted(tally.ages.items())]
         print(
             json.dumps(
-                {"task": task.name, "method": bundle.run.method, "metrics": metrics, "parts": parts, "by_age": ages},
+                {
+                    "task": task.name,
+                    "method": bundle.run.method,
+                    "metrics": metrics,
+                    "beside": task.beside(),
+                    "parts": parts,
+                    "by_age": ages,
+                },
                 indent=1,
             )
         )
         return
-    print(f"{task.name}/{bundle.run.method}, {tally.questions} questions on {len(split)} streams")
-    for name, value in metrics.items():
-        print(f"{name:<14} {value:8.2f}")
+    print(f"{task.name}/{bundle.run.method}, {tally.questions} questions on {seen} streams")
+    for name, value in (metrics | task.beside()).items():
+        print(f"{name:<20} {value:8.2f}")

@@ -7,7 +7,7 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -28,7 +28,7 @@ FILE ends in .svg, .png or .pdf; drawing needs matplotlib: pip install 'remem[pl
 class Selection:
     """Which records."""
 
-    task: tyro.conf.Positional[str]
+    task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")]
     """Task of the records, such as synthetic or babi."""
     methods: tuple[str, ...] = ()
     """Methods to show, in this order; by default all that have records."""
@@ -38,7 +38,7 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True)
 class Forgetting(Selection):
-    """Accuracy by age of the evidence: the segments read between the evidence and the question."""
+    """Accuracy by age of the evidence: the segments read since the one in which it began."""
 
     out: Path | None = None
     """Drawing to write (.svg, .png, .pdf); without it there is only the table."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -19,8 +19,8 @@ from remem.experiments.tables import format_table, make_table
 class Options:
     """Print a task's table from the records in a folder."""
 
-    task: tyro.conf.Positional[str]
-    """synthetic, babi, narrativeqa, activitynetqa or recommendation."""
+    task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")]
+    """synthetic, babi, narrativeqa, activitynetqa, lastfm, assistments, xlong or clicks."""
     format: Literal["md", "csv", "json"] = "md"
     """How to print it."""
     results: Path = Path("results")

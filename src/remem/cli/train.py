@@ -10,7 +10,7 @@ from pathlib import Path
 import tyro
 
 from remem.errors import BadInput
-from remem.experiments.presets import PRESETS, find_preset
+from remem.experiments.presets import PRESETS, find_preset, list_presets
 from remem.experiments.variation import name_variation
 from remem.settings.codec import from_json
 from remem.settings.model import ModelSettings
@@ -21,7 +21,8 @@ HELP = """usage: remem train TASK/METHOD [--seed 0 1 2] [OPTIONS]
        remem train --from FOLDER      repeat a run with the configuration in its folder
        remem train --resume FOLDER    go on with a run that was stopped
 
-presets: {presets}
+presets, METHOD by TASK:
+{presets}
 
 `remem train TASK/METHOD --help` lists every setting of that preset with its paper's symbol and value."""
 
@@ -45,15 +46,28 @@ class Options:
     train: TrainSettings
     sampler_train: TrainSettings
     """Stage one: the history sampler, trained by itself and then frozen."""
+    pretrain: TrainSettings
+    """Before the model learns to answer: rehearsal alone, on streams without questions; 0 steps leave it out."""
 
     def runs(self, preset: Run) -> list[Run]:
-        """One run for each seed, named after what differs from the preset."""
+        """One run for each seed, named after what differs from the preset; no run goes by the name of another."""
+        if self.task.name != preset.task.name:
+            raise BadInput(
+                f"--task.name {self.task.name}: a task's name stands in records and tables, and this one is "
+                f"{preset.task.name}; take a preset of the other task instead."
+            )
+        if self.method != preset.method and f"{self.task.name}/{self.method}" in PRESETS:
+            raise BadInput(
+                f"--method {self.method} is the name of another preset; train that by `remem train "
+                f"{self.task.name}/{self.method}`, or give this row a name of its own."
+            )
         changed = Run(
             method=self.method,
             task=self.task,
             model=self.model,
             train=self.train,
             sampler_train=self.sampler_train,
+            pretrain=self.pretrain,
         )
         return [name_variation(preset, replace(changed, seed=seed)) for seed in self.seed]
 
@@ -61,7 +75,7 @@ class Options:
 def main(argv: list[str]) -> None:
     """Parse, train, write the record."""
     if not argv or argv[0] in ("-h", "--help"):
-        print(HELP.format(presets=", ".join(PRESETS)))
+        print(HELP.format(presets=list_presets()))
         return
     if argv[0] in ("--from", "--resume"):
         if len(argv) < 2:
@@ -86,8 +100,8 @@ def parse(preset: Run, argv: list[str], prog: str) -> Options:
         model=preset.model,
         train=preset.train,
         sampler_train=preset.sampler_train,
+        pretrain=preset.pretrain,
     )
-    # a task's name goes into records and tables, so it is no flag
     config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff)
     return tyro.cli(Options, args=argv, prog=prog, default=default, config=config)
 

@@ -12,14 +12,13 @@ from torch import Tensor
 
 from remem.data.babi_format import UNKNOWN_EVIDENCE, Story, Words
 from remem.data.babi_store import read_manifest, read_stories
-from remem.data.batch import QueryBatch
+from remem.data.batch import UNSEEN_ANSWER, QueryBatch
 from remem.data.codec import TextCodec, cut
 from remem.data.dataset import Bucket, Split
 from remem.errors import BadInput
 
 _BUCKET_LENGTHS = (8, 16, 32, 64, 128, 256, 1 << 30)
 _HELD_OUT = 10  # where no validation file was imported, every tenth training story is held out
-UNSEEN_ANSWER = -1
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,8 @@ def _bucket(rows: list[_Row], ids: list[int], codec: TextCodec) -> Bucket:
                 evidence[i, j] = row.first_segment[question.evidence]
             mask[i, j] = True
     arrays = (tokens, token_mask, position, answer, mask, part, evidence)
-    return Bucket(order, segment_mask, QueryBatch(*map(torch.from_numpy, arrays)), torch.tensor(ids))
+    query = QueryBatch(*map(torch.from_numpy, arrays))  # type: ignore[arg-type]
+    return Bucket(order, segment_mask, query, torch.tensor(ids))
 
 
 def _pad(rows: list[list[int]], width: int = 0) -> tuple[Tensor, Tensor]:

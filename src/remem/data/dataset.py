@@ -14,6 +14,7 @@ from torch import Tensor
 
 from remem.data.batch import Batch, QueryBatch, StreamBatch, to_device
 from remem.data.random import StableRandom
+from remem.data.windows import Windows
 from remem.errors import BadInput
 
 
@@ -38,15 +39,38 @@ class Table(NamedTuple):
     width: int
 
 
+class Exchange(NamedTuple):
+    """Ways in which words may change places, for each part of a task: the stand-in of every word and every answer."""
+
+    words: Int[Tensor, "p e v"]
+    answers: Int[Tensor, "p e a"]
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Every stream told in a way drawn for it. The streams' segments must be in turn."""
+        stream, query = batch.stream, batch.query
+        part = query.part[:, 0]
+        way = torch.randint(self.words.shape[1], part.shape, device=part.device)
+        words, answers = self.words[part, way], self.answers[part, way]
+        items = words.gather(1, stream.items.view(len(part), -1)).view_as(stream.items)
+        tokens = words.gather(1, query.tokens.flatten(1)).view_as(query.tokens)
+        answer = torch.where(query.answer >= 0, answers.gather(1, query.answer.clamp(min=0)), query.answer)
+        return batch._replace(stream=stream._replace(items=items), query=query._replace(tokens=tokens, answer=answer))
+
+
 @dataclass(frozen=True)
 class Split:
-    """Streams of one split. `items` is the table of distinct segments that every bucket's `order` points into."""
+    """Streams of one split. `items` is the table of distinct segments that every bucket's `order` points into.
 
-    items: Int[Tensor, "s n"]
-    item_mask: Bool[Tensor, "s n"]
+    It is a tensor with its mask, or `Windows` of a longer row, which need no mask beside them.
+    """
+
+    items: Int[Tensor, "s n"] | Windows
+    item_mask: Bool[Tensor, "s n"] | None
     buckets: tuple[Bucket, ...]
     repeats: bool
     """Whether streams share segments; where they don't, a batch need not look for the distinct ones."""
+    exchange: Exchange | None = None
+    """Words that change places each time a stream is drawn; for training only."""
 
     def __len__(self) -> int:
         return sum(len(b) for b in self.buckets)
@@ -57,10 +81,24 @@ class Split:
         return sum(int(b.query.mask.sum()) for b in self.buckets)
 
     @cached_property
+    def lengths(self) -> Int[Tensor, " s"]:
+        """Real items of each segment."""
+        if isinstance(self.items, Windows):
+            return self.items.length
+        assert self.item_mask is not None
+        return self.item_mask.sum(dim=1)
+
+    @cached_property
     def most_items(self) -> tuple[int, ...]:
         """Real items of the longest stream of each bucket; asked of the device once, not in every batch."""
-        lengths = self.item_mask.sum(dim=1)
+        lengths = self.lengths
         return tuple(int((lengths[b.order] * b.segment_mask).sum(dim=1).max()) for b in self.buckets)
+
+    @cached_property
+    def after_all(self) -> tuple[bool, ...]:
+        """Whether all questions of a bucket come after their streams' last segments; asked once, too."""
+        ends = ((b.query.position == b.segment_mask.sum(dim=1, keepdim=True)) | ~b.query.mask for b in self.buckets)
+        return tuple(bool(at_end.all()) for at_end in ends)
 
     def to(self, device: torch.device) -> Split:
         """The same split with its tensors on `device`, so that batches are gathered there."""
@@ -68,12 +106,14 @@ class Split:
             Bucket(b.order.to(device), b.segment_mask.to(device), to_device(b.query, device), b.ids.to(device))
             for b in self.buckets
         )
-        return Split(self.items.to(device), self.item_mask.to(device), buckets, self.repeats)
+        exchange = self.exchange and to_device(self.exchange, device)
+        item_mask = None if self.item_mask is None else self.item_mask.to(device)
+        return Split(self.items.to(device), item_mask, buckets, self.repeats, exchange)
 
     @cached_property
     def tables(self) -> tuple[Table, ...]:
         """What each bucket needs of the table: long stories are made of few and short sentences."""
-        lengths = self.item_mask.sum(dim=1)
+        lengths = self.lengths
         if not self.repeats:
             width = int(lengths.max())
             return tuple(Table(None, b.order, width) for b in self.buckets)
@@ -87,36 +127,51 @@ class Split:
         """The given rows of a bucket, with the segments they use.
 
         On a GPU a captured step gathers its own batches, so their shapes must not depend on what is in them: where
-        streams share segments that is the bucket's table, or every use of a segment where those are fewer.
+        streams share segments that is the bucket's table, or every use of a segment where those are fewer, or where
+        each stream has words of its own.
         """
         source, table = self.buckets[bucket], self.tables[bucket]
         rows = rows.to(source.ids.device)
         order, segment_mask, in_turn = source.order[rows], source.segment_mask[rows], False
-        if table.used is not None and not order.is_cuda:
+        repeats = table.used is not None and self.exchange is None
+        if repeats and not order.is_cuda:
             used, compact = _distinct(order, segment_mask)
-        elif table.used is not None and order.numel() >= len(table.used):
+        elif repeats and table.used is not None and order.numel() >= len(table.used):
             used, compact = table.used, table.order[rows]
         else:
             used, compact = order.flatten(), torch.arange(order.numel(), device=order.device).view_as(order)
             in_turn = True
         stream = StreamBatch(
-            self.items[used, : table.width].long(), self.item_mask[used, : table.width],
-            compact, segment_mask, in_turn, self.most_items[bucket],
-        )  # fmt: skip
-        query = QueryBatch(*(v[rows] for v in source.query))
-        return Batch(stream, query, source.ids[rows])
+            *self._segments(used, table.width), compact, segment_mask, in_turn, self.most_items[bucket]
+        )
+        query = source.query.rows(rows)._replace(after_all=self.after_all[bucket])
+        batch = Batch(stream, query, source.ids[rows])
+        return batch if self.exchange is None else self.exchange(batch)
+
+    def _segments(self, used: Int[Tensor, " s"], width: int) -> tuple[Tensor, Tensor]:
+        if isinstance(self.items, Windows):
+            return self.items.take(used, width)
+        assert self.item_mask is not None
+        return self.items[used, :width].long(), self.item_mask[used, :width]
 
     def fingerprint(self) -> str:
         """SHA-256 of all that a model can see: equal on every machine, different if one item differs."""
-        tensors = [self.items, self.item_mask]
-        for bucket in self.buckets:
-            tensors += [bucket.order, bucket.segment_mask, *bucket.query]
         digest = hashlib.sha256()
-        for tensor in tensors:
+        for tensor in self._tensors():
             array = tensor.cpu().contiguous().numpy()
             digest.update(f"{array.dtype.str.lstrip('<|')} {array.shape};".encode())
             digest.update(array.tobytes())
         return digest.hexdigest()[:16]
+
+    def _tensors(self) -> Iterator[Tensor]:
+        if isinstance(self.items, Windows):
+            yield from self.items.tensors()
+        else:
+            assert self.item_mask is not None
+            yield from (self.items, self.item_mask)
+        for bucket in self.buckets:
+            *each_question, candidates, _ = bucket.query
+            yield from (bucket.order, bucket.segment_mask, *each_question, *(candidates or ()))
 
 
 def _distinct(order: Int[Tensor, "b t"], real: Bool[Tensor, "b t"]) -> tuple[Int[Tensor, " s"], Int[Tensor, "b t"]]:

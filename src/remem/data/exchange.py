@@ -1,8 +1,8 @@
-"""Words that stories treat alike, found by counting, and copies of stories in which such words have changed places.
+"""Words that stories treat alike, found by counting, and orders in which such words may change places.
 
 If John and Mary do the same things in a set of stories, a story with the two exchanged is as good a story. A model that
-learns stories by heart instead of the rule behind them has no hold on such copies. On text without such words there is
-nothing to exchange, and nothing happens.
+learns stories by heart instead of the rule behind them has no hold on it. On text without such words there is nothing
+to exchange, and nothing happens.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import combinations
 
-from remem.data.babi_format import Question, Story, Words
+import torch
+
+from remem.data.babi_format import Story
+from remem.data.batch import UNSEEN_ANSWER
+from remem.data.codec import TextCodec
+from remem.data.dataset import Exchange
 from remem.data.random import StableRandom
 
 Cell = tuple[object, str, str]  # what is looked at, and two words or answers in it
@@ -99,26 +104,23 @@ def _exchange(text: str, mapping: dict[str, str]) -> str:
     return _PART.sub(lambda part: mapping.get(part.group(), part.group()), text)
 
 
-def exchanged(stories: list[Story], groups: list[list[str]], copies: int, seed: int = 0) -> list[Story]:
-    """`copies` of every story, each with the words of every group in an order of its own."""
-    orders = [
-        StableRandom(seed, "exchange", *group).permutations(copies * len(stories), len(group)).tolist()
-        for group in groups
-    ]
-    made = []
-    for number in range(copies * len(stories)):
-        mapping: dict[str, str] = {}
-        for group, order in zip(groups, orders, strict=True):
-            mapping.update(zip(group, (group[i] for i in order[number]), strict=True))
-        made.append(_renamed(stories[number % len(stories)], mapping))
-    return made
+def make_exchange(stories: dict[int, list[Story]], codec: TextCodec, ways: int, parts: int) -> Exchange:
+    """`ways` orders of the words of every part of a task, by the part's number; other parts stay as they are.
 
-
-def _renamed(story: Story, mapping: dict[str, str]) -> Story:
-    def words(text: Words) -> Words:
-        return tuple(mapping.get(word, word) for word in text)
-
-    questions = (
-        Question(words(q.words), _exchange(q.answer, mapping), q.position, q.evidence) for q in story.questions
-    )
-    return Story(tuple(map(words, story.sentences)), tuple(questions))
+    An answer that becomes one the model does not know is unseen.
+    """
+    words = torch.arange(len(codec.words)).expand(parts, ways, -1).clone()
+    answers = torch.arange(codec.num_answers).expand(parts, ways, -1).clone()
+    for part, told in stories.items():
+        groups = exchangeable(told)
+        orders = [StableRandom(part, "exchange", *group).permutations(ways, len(group)).tolist() for group in groups]
+        for way in range(ways):
+            mapping: dict[str, str] = {}
+            for group, order in zip(groups, orders, strict=True):
+                mapping.update(zip(group, (group[i] for i in order[way]), strict=True))
+            for old, new in mapping.items():
+                if old in codec.word_index:  # an answer may name what no story does
+                    words[part, way, codec.word_index[old]] = codec.word_index[new]
+            images = (codec.answer_index.get(_exchange(answer, mapping), UNSEEN_ANSWER) for answer in codec.answers)
+            answers[part, way] = torch.tensor(list(images))
+    return Exchange(words, answers)

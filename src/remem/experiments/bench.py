@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import platform
+import resource
+import statistics
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +23,7 @@ from torch import Tensor
 from remem.build import build_model, build_sampler
 from remem.data.dataset import Split, epoch_batches, training_batches
 from remem.errors import BadInput
-from remem.experiments.floor import Work, count_work, measure_rates
+from remem.experiments.floor import Rates, Work, count_work, measure_rates
 from remem.experiments.presets import find_preset
 from remem.model.assembly import MemoryModel
 from remem.model.machine import MemoryMachine
@@ -30,7 +35,7 @@ from remem.tasks.base import Task
 from remem.tasks.load import load_task
 from remem.training.objective import DirectObjective, MemoryObjective, make_objective
 from remem.training.precision import autocast
-from remem.training.record import code_version
+from remem.training.record import code_version, now, versions
 from remem.training.run import pick_device
 from remem.training.step import make_step
 
@@ -44,6 +49,15 @@ class Way(NamedTuple):
     compiled: bool = False
 
 
+class Timing(NamedTuple):
+    """Milliseconds of a step with its fastest and slowest, and the peak of memory in MB."""
+
+    ms: float
+    least: float = float("nan")
+    most: float = float("nan")
+    memory: float = float("nan")
+
+
 PLAIN_STEPS = 60  # enough for a mean of the slow way
 WAYS = {
     "cuda": (
@@ -55,8 +69,11 @@ WAYS = {
 }
 
 
-# of any method; compiling pays on a CPU only where a step is many small operations
-FASTEST = {"cuda": Way("captured, compiled", captured=True, compiled=True), "cpu": Way("compiled", compiled=True)}
+def fastest(method: str, device: str) -> Way:
+    """Of any method; compiling pays on a CPU only where a step is many small operations, which rm's is not."""
+    if device == "cuda":
+        return Way("captured, compiled", captured=True, compiled=True)
+    return Way("fast scan") if method.startswith("rm") else Way("compiled", compiled=True)
 
 
 @dataclass
@@ -100,30 +117,25 @@ class Bench:
             raise BadInput(f"{self.preset} has no memory to write to; take a preset of a memory-based method.")
         return model
 
-    def time_steps(self, way: Way) -> tuple[float, float]:
-        """Mean milliseconds of a training step over batches drawn as in training, and the peak of memory in MB."""
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+    def time_steps(self, way: Way) -> Timing:
+        """A training step over batches drawn as in training."""
         objective = self.objective()
         if way.compiled:
             objective.compile()
         settings = replace(self.run.train, capture=way.captured)
-        step = make_step(objective.model, objective, self.split, settings)
         steps = min(self.steps, PLAIN_STEPS) if way.plain else self.steps
         batches = list(islice(training_batches(self.split, settings.batch_size, 0, 0), steps))
         with reference_only() if way.plain else nullcontext():
+            step = make_step(objective.model, objective, self.split, settings)
             # each shape first, so that nothing is compiled or captured while the clock runs; twice where parts are
             # compiled, since the second step may find reasons to do so again
             shapes = {(bucket, len(rows)): (bucket, rows) for bucket, rows in batches}
-            for batch in [*shapes.values()] * (2 if way.compiled else 1):
+            first = [*shapes.values()] * (2 if way.compiled else 1)
+
+            def one(batch: tuple[int, Tensor]) -> None:
                 step(*batch, settings.learning_rate)
-            wait(self.device)
-            started = time.perf_counter()
-            for batch in batches:
-                step(*batch, settings.learning_rate)
-            wait(self.device)
-        memory = torch.cuda.max_memory_allocated() / 2**20 if self.device.type == "cuda" else float("nan")
-        return 1000 * (time.perf_counter() - started) / len(batches), memory
+
+            return _timed(one, first, batches, self.device)
 
     def work(self) -> Work:
         """Arithmetic and bytes of a step, averaged over the shapes of an epoch as often as they come."""
@@ -157,20 +169,26 @@ def bench_train(bench: Bench, out: Path | None) -> Iterator[str]:
     rows: list[dict[str, Any]] = []
     yield f"{bench.preset}, batch {run.train.batch_size}, {bench.precision}, {device_name(bench.device)}"
     for way in WAYS[bench.device.type]:
-        ms, memory = bench.time_steps(way)
-        rows.append(_row(way.name, ms, run.train.batch_size, rows, memory))
+        rows.append(_row(way.name, bench.time_steps(way), run.train.batch_size, rows))
         yield _line(rows[-1])
     work = bench.work()
     rates = measure_rates(bench.device, torch.bfloat16 if bench.precision == "bf16" else torch.float32)
-    rows.append(_row("floor", rates.floor_ms(work), run.train.batch_size, rows, float("nan")))
+    rows.append(_row("floor", Timing(rates.floor_ms(work)), run.train.batch_size, rows))
     yield _line(rows[-1])
-    yield (
+    yield f"{_account(work, rates)}; an epoch is {bench.epoch} steps"
+    _write(out, "train", bench, rows, _facts(work, rates) | {"steps": bench.steps})
+
+
+def _account(work: Work, rates: Rates) -> str:
+    return (
         f"a step is {work.flops / 1e9:.1f} GFLOP and {work.bytes / 1e9:.2f} GB; this machine showed "
-        f"{rates.flops / 1e12:.2f} TFLOP/s and {rates.bytes / 1e12:.3f} TB/s; an epoch is {bench.epoch} steps"
+        f"{rates.flops / 1e12:.2f} TFLOP/s and {rates.bytes / 1e12:.3f} TB/s"
     )
-    facts = {"flops": round(work.flops), "bytes": round(work.bytes), "tflops": round(rates.flops / 1e12, 3),
-             "tb_per_second": round(rates.bytes / 1e12, 4), "steps": bench.steps}  # fmt: skip
-    _write(out, "train", bench, rows, facts)
+
+
+def _facts(work: Work, rates: Rates) -> dict[str, Any]:
+    return {"flops": round(work.flops), "bytes": round(work.bytes), "tflops": round(rates.flops / 1e12, 3),
+            "tb_per_second": round(rates.bytes / 1e12, 4)}  # fmt: skip
 
 
 def bench_methods(benches: list[Bench], out: Path | None) -> Iterator[str]:
@@ -179,9 +197,9 @@ def bench_methods(benches: list[Bench], out: Path | None) -> Iterator[str]:
     rows: list[dict[str, Any]] = []
     yield f"{first.run.task.name}, batch {first.run.train.batch_size}, {first.precision}, {device_name(first.device)}"
     for bench in benches:
-        for way in (Way("eager", plain=True), FASTEST[bench.device.type]):
-            ms, memory = bench.time_steps(way)
-            row = _row(f"{bench.run.method}, {way.name}", ms, bench.run.train.batch_size, rows[-1:], memory)
+        for way in (Way("eager", plain=True), fastest(bench.run.method, bench.device.type)):
+            row = _row(f"{bench.run.method}, {way.name}", bench.time_steps(way), bench.run.train.batch_size, rows[-1:])
+            row["preset"] = bench.preset
             if way.plain:
                 row["times_eager"] = 1.0
             rows.append(row)
@@ -209,19 +227,25 @@ def bench_scan(bench: Bench, out: Path | None) -> Iterator[str]:
     features = features.detach().requires_grad_()
     b, t = stream.order.shape
     yield f"{bench.preset}, {b} streams of {t} segments, {bench.precision}, {device_name(bench.device)}"
+
+    def loss() -> Tensor:
+        with autocast(bench.device, bench.precision):
+            first = machine.initial_state(b).slots
+            scanned = machine.writer.scan(first, features, *stream[1:4], in_turn=stream.in_turn)
+        return scanned.memories.square().mean()
+
     for name, plain in (("eager loop", True), ("fast scan", False)):
-
-        def scan() -> None:
-            with autocast(bench.device, bench.precision):
-                first = machine.initial_state(b).slots
-                scanned = machine.writer.scan(first, features, *stream[1:4], in_turn=stream.in_turn)
-            scanned.memories.square().mean().backward()
-
         with reference_only() if plain else nullcontext():
-            ms, memory = _timed(scan, bench)
-        rows.append(_row(name, ms, b, rows, memory))
+            timing = _timed(lambda _: loss().backward(), [None], range(bench.steps), bench.device)
+        rows.append(_row(name, timing, b, rows))
         yield _line(rows[-1])
-    _write(out, "scan", bench, rows, {"segments": t})
+    with reference_only():
+        work = count_work(loss, [])
+    rates = measure_rates(bench.device, torch.bfloat16 if bench.precision == "bf16" else torch.float32)
+    rows.append(_row("floor", Timing(rates.floor_ms(work)), b, rows))
+    yield _line(rows[-1])
+    yield _account(work, rates)
+    _write(out, "scan", bench, rows, _facts(work, rates) | {"segments": t, "steps": bench.steps})
 
 
 def bench_write(bench: Bench, out: Path | None) -> Iterator[str]:
@@ -246,29 +270,71 @@ def bench_write(bench: Bench, out: Path | None) -> Iterator[str]:
     torch.testing.assert_close(one_by_one(), at_once(), rtol=1e-4, atol=1e-5)
     rows: list[dict[str, Any]] = []
     for name, work in (("segment by segment", one_by_one), ("encoded at once", at_once)):
-        rows.append(_row(name, *_timed(work, bench)[:1], b, rows, float("nan")))
+        rows.append(_row(name, _timed(lambda _, work=work: work(), [None], range(bench.steps), bench.device), b, rows))  # type: ignore[misc]
         yield _line(rows[-1])
-    _write(out, "write", bench, rows, {"segments": t})
+    _write(out, "write", bench, rows, {"segments": t, "steps": bench.steps})
 
 
-def _timed(work: Callable[[], object], bench: Bench) -> tuple[float, float]:
-    if bench.device.type == "cuda":
+def _timed(one: Callable[[Any], object], first: Sequence[Any], each: Sequence[Any], device: torch.device) -> Timing:
+    """The median on a CPU, which other work on the machine moves least; on a GPU the mean, as steps overlap there."""
+    if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    work()
-    wait(bench.device)
-    started = time.perf_counter()
-    for _ in range(bench.steps):
-        work()
-    wait(bench.device)
-    memory = torch.cuda.max_memory_allocated() / 2**20 if bench.device.type == "cuda" else float("nan")
-    return 1000 * (time.perf_counter() - started) / bench.steps, memory
+    with _peak_of_process() if device.type == "cpu" else nullcontext([float("nan")]) as peak:
+        for given in first:
+            one(given)
+        wait(device)
+        marks = [time.perf_counter()]
+        for given in each:
+            one(given)
+            if device.type == "cpu":
+                marks.append(time.perf_counter())
+        wait(device)
+    if device.type == "cuda":
+        memory = torch.cuda.max_memory_allocated() / 2**20
+        return Timing(1000 * (time.perf_counter() - marks[0]) / len(each), memory=memory)
+    ms = [1000 * (after - before) for before, after in pairwise(marks)]
+    return Timing(statistics.median(ms), min(ms), max(ms), peak[0])
 
 
-def _row(way: str, ms: float, streams: int, rows: list[dict[str, Any]], memory: float) -> dict[str, Any]:
+@contextmanager
+def _peak_of_process() -> Iterator[list[float]]:
+    """How far the resident memory of this process rises inside, in MB: looked at every few milliseconds."""
+    page, status, found, done = resource.getpagesize(), Path("/proc/self/statm"), [float("nan")], threading.Event()
+    if not status.exists():
+        yield found
+        return
+
+    def resident() -> float:
+        return int(status.read_text().split()[1]) * page / 2**20
+
+    def watch() -> None:
+        while not done.wait(0.005):
+            found[0] = max(found[0], resident() - before)
+
+    gc.collect()
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):  # what an earlier way has left with the allocator would not show here
+        libc.malloc_trim(0)
+    before, found[0] = resident(), 0.0
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield found
+    finally:
+        done.set()
+        watcher.join()
+
+
+def _row(way: str, timing: Timing, streams: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    ms, memory = timing.ms, timing.memory
     first = rows[0]["ms_per_step"] if rows else ms
+    spread = (
+        {} if timing.least != timing.least else {"ms_least": round(timing.least, 3), "ms_most": round(timing.most, 3)}
+    )
     return {
         "way": way,
         "ms_per_step": round(ms, 3),
+        **spread,
         "streams_per_second": round(1000 * streams / ms),
         "times_eager": round(first / ms, 2),
         "peak_memory_mb": None if memory != memory else round(memory),
@@ -277,6 +343,8 @@ def _row(way: str, ms: float, streams: int, rows: list[dict[str, Any]], memory: 
 
 def _line(row: dict[str, Any]) -> str:
     memory = "" if row["peak_memory_mb"] is None else f" {row['peak_memory_mb']:8} MB"
+    if "ms_least" in row:
+        memory += f"   {row['ms_least']:.0f} to {row['ms_most']:.0f} ms"
     return (
         f"{row['way']:<20} {row['ms_per_step']:10.2f} ms {row['streams_per_second']:10} streams/s "
         f"{row['times_eager']:7.2f} x eager{memory}"
@@ -288,11 +356,12 @@ def _write(out: Path | None, kind: str, bench: Bench, rows: list[dict[str, Any]]
         return
     record = {
         "benchmark": kind,
+        "made": now(),
         "preset": bench.preset,
         "device": device_name(bench.device),
         "precision": bench.precision,
         "batch_size": bench.run.train.batch_size,
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "versions": versions(),
         "code": code_version(),
         "rows": rows,
         **facts,

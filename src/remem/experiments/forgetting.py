@@ -10,7 +10,7 @@ from remem.errors import BadInput
 from remem.experiments.records import Record
 from remem.experiments.tables import Runs, Table, format_columns, spread
 
-Counts = dict[int, tuple[int, int]]  # age in segments -> right answers, all answers
+Counts = dict[int, tuple[float, int]]  # age in segments -> right answers (or reciprocal ranks), all answers
 MOST_ROWS = 10
 
 
@@ -27,6 +27,7 @@ def make_forgetting(task: str, runs: Runs, bin_width: int | None = None) -> Tabl
         first, last = max(number * width, ages[0]), min(number * width + width - 1, ages[-1])
         cells = {method: _accuracy(group, range(first, last + 1)) for method, group in counts.items()}
         rows.append({"age": [first, last], "cells": cells})
+    within = {m: [s for path, r in group if (s := slope_within(path, r)) is not None] for m, group in runs.items()}
     return {
         "task": task,
         "bin_width": width,
@@ -34,6 +35,7 @@ def make_forgetting(task: str, runs: Runs, bin_width: int | None = None) -> Tabl
         "rows": rows,
         "overall": {method: _accuracy(group, ages) for method, group in counts.items()},
         "slope": {method: spread([s for s in map(slope, group) if s is not None]) for method, group in counts.items()},
+        "slope_within": {method: spread(slopes) for method, slopes in within.items()},
     }
 
 
@@ -41,12 +43,16 @@ def age_counts(path: Path, record: Record) -> Counts:
     """A record's test answers by age; refused, with its file's name, where they are missing or make no sense."""
     if not record.get("test_by_age"):
         raise BadInput(f"{path} holds no test answers by age ('test_by_age'); test that run again, or leave it out.")
+    return _counts(path, record["test_by_age"])
+
+
+def _counts(path: Path, entries: Any) -> Counts:
     counts: Counts = {}
     try:
-        for age, right, total in record["test_by_age"]:
+        for age, right, total in entries:
             if not 0 <= right <= total or total == 0:
                 raise ValueError
-            counts[int(age)] = (int(right), int(total))
+            counts[int(age)] = (float(right), int(total))
     except (TypeError, ValueError):
         raise BadInput(f"{path} is damaged: 'test_by_age' must hold an age, right answers and all answers.") from None
     return counts
@@ -65,11 +71,22 @@ def slope(counts: Counts) -> float | None:
 
     Taken from the single ages, so it does not change with the width of the bins.
     """
-    questions = sum(total for _, total in counts.values())
-    mean_age = sum(age * total for age, (_, total) in counts.items()) / questions
-    variance = sum(total * (age - mean_age) ** 2 for age, (_, total) in counts.items())
-    # the mean accuracy drops out: deviations from the mean age sum to zero
-    covariance = sum(100 * right * (age - mean_age) for age, (right, _) in counts.items())
+    return _slope([counts])
+
+
+def slope_within(path: Path, record: Record) -> float | None:
+    """The same with each part of the task held to its own mean; None where a record does not tell its parts apart."""
+    return _slope([_counts(path, entries) for entries in record.get("test_by_age_of", {}).values() if entries])
+
+
+def _slope(parts: list[Counts]) -> float | None:
+    variance = covariance = 0.0
+    for counts in parts:
+        questions = sum(total for _, total in counts.values())
+        mean_age = sum(age * total for age, (_, total) in counts.items()) / questions
+        variance += sum(total * (age - mean_age) ** 2 for age, (_, total) in counts.items())
+        # the mean accuracy drops out: deviations from the mean age sum to zero
+        covariance += sum(100 * right * (age - mean_age) for age, (right, _) in counts.items())
     return -covariance / variance if variance else None
 
 
@@ -86,6 +103,8 @@ def format_forgetting(table: Table, style: str) -> str:
     """One row per bin of ages, then over all ages and the slope, as Markdown or CSV."""
     rows = [(age_label(row["age"]), row["cells"]) for row in table["rows"]]
     rows += [("all", table["overall"]), ("points lost per segment", table["slope"])]
+    if any(cell["n"] for cell in table["slope_within"].values()):
+        rows.append(("the same within each part", table["slope_within"]))
     return format_columns("age (segments)", table["seeds"], rows, style)
 
 

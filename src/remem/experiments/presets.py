@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from difflib import get_close_matches
+from textwrap import fill
 
 from remem.errors import BadInput
 from remem.settings.baselines import (
+    ASReaderSettings,
     BaselineSettings,
+    BlindSettings,
+    CaserSettings,
     CompressiveTransformerSettings,
+    DIENSettings,
     DirectSettings,
     DMSDNCSettings,
     DNCSettings,
+    E2EMNSettings,
+    EMNSettings,
+    ESASettings,
+    EVQASettings,
+    GRU4RecSettings,
+    HCRNSettings,
+    HPMNSettings,
+    MIMNSettings,
     NativeSTMSettings,
     NativeWordSettings,
     NUTMSettings,
+    RUMSettings,
     STMSettings,
 )
 from remem.settings.model import (
@@ -25,7 +40,7 @@ from remem.settings.model import (
     without_rehearsal,
 )
 from remem.settings.run import Run, TrainSettings
-from remem.settings.tasks import BabiTask, SyntheticTask
+from remem.settings.tasks import ActivityNetQATask, BabiTask, ClickTask, NarrativeQATask, SyntheticTask, Task
 
 PAPER = ModelSettings()  # d_x = d_model = 128, K = 20, B = 6, two hops: the settings of both tasks here
 RM = rm_improvements(PAPER)
@@ -62,6 +77,63 @@ _BABI = Run(
     ),
     sampler_train=TrainSettings(steps=4000, batch_size=256, eval_every=1000),
 )
+
+# The long sequences of Sec. 4.3: d = 256 and two hops for text and video, d = 64 and one hop for recommendation. J is
+# all other words, 30 frames of the same video, 200 other items.
+PAPER_LONG = replace(PAPER, item_dim=256, model_dim=256)
+PAPER_VIDEO = replace(PAPER_LONG, rehearsal=replace(PAPER.rehearsal, num_distractors=30, distractors_from="stream"))
+PAPER_CLICKS = replace(
+    PAPER, item_dim=64, model_dim=64, reasoner=replace(PAPER.reasoner, num_hops=1),
+    rehearsal=replace(PAPER.rehearsal, num_distractors=200, distractors_from="item-set"),
+)  # fmt: skip
+
+
+def _improved(paper: ModelSettings, **reasoner: bool) -> ModelSettings:
+    """`rm` for a long task: few streams to learn from, so dropout."""
+    model = rm_improvements(paper)
+    return replace(
+        model,
+        machine=with_machine(model, dropout=0.1).machine,
+        reasoner=replace(model.reasoner, **reasoner),
+    )
+
+
+RM_PASSAGE = _improved(PAPER_LONG, tie_query_words=True, match_candidates=True)
+RM_VIDEO = _improved(PAPER_VIDEO, thinking_layers=True)
+# Most clicks are on items met before: slots start as sums of items, and keep; target and evidence are compared.
+RM_CLICKS = with_machine(
+    _improved(PAPER_CLICKS, thinking_layers=True, compare=True), copy_start=True, keep_bias=3.0
+)  # fmt: skip
+
+
+def _long(
+    task: Task, model: ModelSettings, *, steps: int, batch_size: int, every: int, rate: float = 1e-3, warm_up: int = 200
+) -> Run:
+    train = TrainSettings(
+        steps=steps, batch_size=batch_size, learning_rate=rate, schedule="cosine", warmup_steps=warm_up,
+        weight_decay=0.01, eval_every=every, checkpoint_every=every,
+    )  # fmt: skip
+    return Run(
+        method="rm-paper",
+        task=task,
+        model=model,
+        train=train,
+        sampler_train=TrainSettings(steps=steps // 4, batch_size=batch_size, eval_every=every),
+    )
+
+
+_NARRATIVEQA = _long(NarrativeQATask(), PAPER_LONG, steps=800, batch_size=16, every=50, warm_up=100)
+_ACTIVITYNETQA = _long(ActivityNetQATask(), PAPER_VIDEO, steps=1500, batch_size=64, every=100, warm_up=100)
+# Few users, and one target a history teaches little: asked along it, and batches that suit what reads item by item.
+_CLICKS = [
+    _long(ClickTask(name="xlong"), PAPER_CLICKS, steps=5000, batch_size=128, every=250),
+    _long(ClickTask(name="lastfm", along=4), PAPER_CLICKS, steps=800, batch_size=256, every=100, rate=2e-3, warm_up=80),
+    _long(
+        ClickTask(name="assistments", along=1), PAPER_CLICKS,
+        steps=800, batch_size=128, every=100, rate=2e-3, warm_up=80,
+    ),
+    _long(ClickTask(name="clicks", along=4), PAPER_CLICKS, steps=5000, batch_size=128, every=250),
+]  # fmt: skip
 
 # The reduced task of `remem demo`, for two CPU cores: both rows learn it, as rehearsal is meant for longer streams.
 _DEMO_MODEL = rm_improvements(
@@ -120,6 +192,7 @@ def _rivals(paper: Run, model: ModelSettings) -> list[Run]:
     return [
         row("directly-reason", DirectSettings(), plain),
         row("multi-hop-reason", DirectSettings(attention=True), plain),
+        row("blind", BlindSettings(), plain),
         row("dnc", DNCSettings(), plain),
         row("dnc-msd", DNCSettings(masked=True, deallocate=True, sharpen=True), plain),
         row("nutm", NUTMSettings(), plain),
@@ -127,13 +200,47 @@ def _rivals(paper: Run, model: ModelSettings) -> list[Run]:
         row("stm", STMSettings(), plain),
         row("stm-matched", STMSettings(width=None), plain),
         row("ct", CompressiveTransformerSettings(), plain),
+        row("hpmn", HPMNSettings(), plain),
+        row("mimn", MIMNSettings(), plain),
         # what the paper does not try: the others' memories, trained to rehearse
         row("dnc-rehearsal", DNCSettings(), model),
         row("nutm-rehearsal", NUTMSettings(), model),
         row("dmsdnc-rehearsal", DMSDNCSettings(), model),
         row("stm-rehearsal", STMSettings(), model),
         row("ct-rehearsal", CompressiveTransformerSettings(), model),
+        row("hpmn-rehearsal", HPMNSettings(), model),
+        row("mimn-rehearsal", MIMNSettings(), model),
     ]
+
+
+def _click_rivals(paper: Run, model: ModelSettings) -> list[Run]:
+    """The models of clicks that read the whole history for every target, with the embedding and schedule of `rm`."""
+    plain = without_rehearsal(model)
+    machines: dict[str, BaselineSettings] = {
+        "gru4rec": GRU4RecSettings(), "caser": CaserSettings(), "rum": RUMSettings(), "dien": DIENSettings(),
+        "rum-queue": RUMSettings(memory_items=20),  # as published: the last few items alone
+    }  # fmt: skip
+    return [
+        replace(paper, method=method, model=replace(plain, machine=machine)) for method, machine in machines.items()
+    ]
+
+
+def _pretrained(paper: Run, model: ModelSettings, steps: int) -> Run:
+    """`rm` that has rehearsed the streams without questions first."""
+    pretrain = replace(paper.train, steps=steps, warmup_steps=steps // 10)
+    return replace(paper, method="rm-pretrained", model=model, pretrain=pretrain)
+
+
+_TEXT_READERS: dict[str, BaselineSettings] = {"as-reader": ASReaderSettings(), "e2e-mn": E2EMNSettings()}
+_VIDEO_READERS: dict[str, BaselineSettings] = {
+    "e-vqa": EVQASettings(), "e-mn": EMNSettings(), "e-sa": ESASettings(), "hcrn": HCRNSettings(),
+}  # fmt: skip
+
+
+def _readers(paper: Run, model: ModelSettings, methods: dict[str, BaselineSettings]) -> list[Run]:
+    """The directly reasoning methods of a task's own table."""
+    plain = without_rehearsal(model)
+    return [replace(paper, method=name, model=replace(plain, machine=machine)) for name, machine in methods.items()]
 
 
 def _natives() -> list[Run]:
@@ -181,12 +288,39 @@ PRESETS: dict[str, Run] = {
     for run in (
         *_family(_SYNTHETIC, RM), *_rivals(_SYNTHETIC, RM),
         *_family(_BABI, RM_TEXT), *_rivals(_BABI, RM_TEXT), *_natives(),
+        *_family(_NARRATIVEQA, RM_PASSAGE), *_rivals(_NARRATIVEQA, RM_PASSAGE),
+        *_readers(_NARRATIVEQA, RM_PASSAGE, _TEXT_READERS), _pretrained(_NARRATIVEQA, RM_PASSAGE, steps=1000),
+        *_family(_ACTIVITYNETQA, RM_VIDEO), *_rivals(_ACTIVITYNETQA, RM_VIDEO),
+        *_readers(_ACTIVITYNETQA, RM_VIDEO, _VIDEO_READERS),
+        *(run for clicks in _CLICKS for run in (*_family(clicks, RM_CLICKS), *_rivals(clicks, RM_CLICKS))),
+        *(run for clicks in _CLICKS for run in _click_rivals(clicks, RM_CLICKS)),
     )
 }  # fmt: skip
 
 
 def find_preset(name: str) -> Run:
-    """The preset of a name; an unknown one is answered with those there are."""
+    """The preset of a name; an unknown one is answered with those that are most like it."""
     if name not in PRESETS:
-        raise BadInput(f"{name!r} is no preset. There are: {', '.join(PRESETS)}.")
+        near = get_close_matches(name, PRESETS, n=3, cutoff=0.0)
+        raise BadInput(f"{name!r} is no preset. Nearest: {', '.join(near)}; `remem train --help` lists them all.")
     return PRESETS[name]
+
+
+def list_presets() -> str:
+    """All presets, a line a task: first the methods that every task has, then what each has besides."""
+    methods: dict[str, list[str]] = {}
+    for name in PRESETS:
+        task, method = name.split("/")
+        methods.setdefault(task, []).append(method)
+    shared = [method for method in next(iter(methods.values())) if all(method in own for own in methods.values())]
+    lines = {"all tasks": shared} | {task: [m for m in own if m not in shared] for task, own in methods.items()}
+    return "\n".join(
+        fill(
+            ", ".join(own) or "no others",
+            112,
+            initial_indent=f"  {task:<15}",
+            subsequent_indent=" " * 17,
+            break_on_hyphens=False,
+        )
+        for task, own in lines.items()
+    )

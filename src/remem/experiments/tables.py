@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from remem.errors import BadInput
-from remem.experiments.paper import LOWER_IS_BETTER, PAPER, TABLE_METRICS
+from remem.experiments.paper import LOWER_IS_BETTER, PAPER, TABLE_METRICS, Quoted
 from remem.experiments.records import Record
 
 Table = dict[str, Any]
@@ -38,17 +38,41 @@ def _row(task: str, method: str, records: list[Record]) -> dict[str, Any]:
     metrics = {}
     for metric in TABLE_METRICS[task]:
         values = [r["metrics"]["test"][metric] for r in records if metric in r["metrics"]["test"]]
-        metrics[metric] = summary(metric, values) | {"paper": PAPER[task].get(method, {}).get(metric)}
-    sizes = [(r["model"]["params"], r["model"]["state_floats"]) for r in records]
-    params, floats = sizes[0] if sizes else (None, None)
-    seconds = spread([r["cost"]["train_seconds"] for r in records if "cost" in r])["mean"]
+        quoted = PAPER[task].get(method, {}).get(metric)
+        metrics[metric] = summary(metric, values) | {"paper": quoted and quoted._asdict()}
+    models, costs = [r["model"] for r in records], [r["cost"] for r in records if "cost" in r]
+    queries = [cost["query"] for cost in costs if "query" in cost]
     return {
         "method": method,
         "metrics": metrics,
-        "params": params,
-        "state_floats": floats,
-        "train_seconds": None if seconds is None else round(seconds),
+        # of all that is trained, and without the decoder, which only training needs
+        "params": models[0]["params"] if models else None,
+        "params_to_answer": models[0].get("params_to_answer") if models else None,
+        "state_floats": models[0]["state_floats"] if models else None,
+        "steps": sorted(cost["steps"] for cost in costs),
+        "planned_steps": sorted({r["config"]["train"]["steps"] for r in records if "cost" in r}),
+        "cut_short": sum(map(cut_short, records)),
+        "train_seconds": _whole_mean([cost["train_seconds"] for cost in costs]),
+        "sampler_seconds": _whole_mean([r["sampler_stage"]["seconds"] for r in records if _tells_sampler(r)]),
+        # what one question takes: the same for all seeds, but for the time
+        "query_flops": queries[0]["flops"] if queries else None,
+        "query_reads": queries[0]["reads"] if queries else None,
+        "query_ms": spread([query["milliseconds"] for query in queries])["mean"],
     }
+
+
+def cut_short(record: Record) -> bool:
+    """Whether a time limit ended the run before its last step, and so before its learning rate had come down."""
+    train = record["config"].get("train", {})
+    return bool(train.get("max_seconds")) and record["cost"]["steps"] < train["steps"]
+
+
+def _tells_sampler(record: Record) -> bool:
+    return record.get("sampler_stage", {}).get("seconds") is not None
+
+
+def _whole_mean(values: list[float]) -> int | None:
+    return round(statistics.fmean(values)) if values else None
 
 
 def summary(metric: str, values: list[float]) -> dict[str, Any]:
@@ -101,13 +125,45 @@ def format_parts(table: Table, style: str) -> str:
 
 
 def format_table(table: Table, style: str) -> str:
-    """The table as Markdown or CSV."""
-    metrics = TABLE_METRICS[table["task"]]
-    header = ["method"]
+    """The table as Markdown or CSV, where each number has a column of its own; a run cut short is marked †."""
+    metrics, rows = TABLE_METRICS[table["task"]], table["rows"]
+    header, lines = ["method"], [[row["method"]] for row in rows]
     for metric in metrics:
-        header += [f"{metric} mean", "std", "best", "paper"]
-    header += ["seeds", "parameters", "floats/stream", "training s"]
-    return format_lines(header, [_cells(row, metrics) for row in table["rows"]], style)
+        names, cells = _metric_columns(metric, [row["metrics"][metric] for row in rows], style)
+        header += names
+        lines = [line + more for line, more in zip(lines, cells, strict=True)]
+    header += ["runs", "steps", "planned", "parameters", "to answer", "floats/stream", "training s"]
+    lines = [line + _cost_cells(row, metrics) for line, row in zip(lines, rows, strict=True)]
+    if any(row["sampler_seconds"] is not None for row in rows):
+        header.append("sampler s")
+        lines = [[*line, _whole(row["sampler_seconds"])] for line, row in zip(lines, rows, strict=True)]
+    if any(row["query_flops"] is not None for row in rows):
+        header += ["query reads", "query MFLOP", "query ms"]
+        lines = [line + _query_cells(row) for line, row in zip(lines, rows, strict=True)]
+    return format_lines(header, lines, style)
+
+
+def _metric_columns(metric: str, values: list[dict[str, Any]], style: str) -> tuple[list[str], list[list[str]]]:
+    """Ours and the paper's numbers of one metric, a list of cells a row."""
+    papers = [value["paper"] or dict.fromkeys(Quoted._fields) for value in values]
+    if style == "csv":
+        names = [f"{metric} mean", "std", "best", "paper", "paper std", "paper best", "paper valid"]
+        keys = ("mean", "std", "best")
+        own = [[_number(value[key]) for key in keys] for value in values]
+        return names, [
+            a + [_number(paper[key]) for key in Quoted._fields] for a, paper in zip(own, papers, strict=True)
+        ]
+    cells = [
+        [_mean_and_spread(value), _number(value["best"]), _quoted(paper)]
+        for value, paper in zip(values, papers, strict=True)
+    ]
+    return [metric, "best", "paper"], cells
+
+
+def _quoted(paper: dict[str, Any]) -> str:
+    text = _mean_and_spread(paper)
+    extra = [f"{key} {_number(paper[key])}" for key in ("best", "valid") if paper[key] is not None]
+    return f"{text} ({', '.join(extra)})" if extra else text
 
 
 def format_columns(corner: str, seeds: dict[str, int], rows: list[tuple[str, Cells]], style: str) -> str:
@@ -130,24 +186,36 @@ def _mean_and_spread(cell: dict[str, Any]) -> str:
     return text + (f" ({cell['questions']:,})" if cell.get("questions") else "")
 
 
-def format_lines(header: list[str], rows: list[list[str]], style: str) -> str:
-    """Cells as Markdown or CSV."""
+def format_lines(header: list[str], rows: list[list[str]], style: str, words: int = 1) -> str:
+    """Cells as Markdown or CSV; the first `words` columns are not numbers."""
     if style == "csv":
         out = io.StringIO()
         csv.writer(out, lineterminator="\n").writerows([header, *rows])
         return out.getvalue().rstrip("\n")
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    lines = [header, ["---"] * words + ["---:"] * (len(header) - words), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _cells(row: dict[str, Any], metrics: tuple[str, ...]) -> list[str]:
-    cells = [row["method"]]
-    for metric in metrics:
-        values = row["metrics"][metric]
-        cells += [_number(values[key]) for key in ("mean", "std", "best", "paper")]
-    seeds = max(row["metrics"][metric]["n"] for metric in metrics)
-    figures = (row["params"], row["state_floats"], row["train_seconds"])
-    return [*cells, str(seeds), *(f"{v:,}" if v else "–" for v in figures)]
+def _cost_cells(row: dict[str, Any], metrics: tuple[str, ...]) -> list[str]:
+    runs = max(row["metrics"][metric]["n"] for metric in metrics)
+    sizes = (row["params"], row["params_to_answer"], row["state_floats"], row["train_seconds"])
+    steps = _range(row["steps"]) + (" †" if row["cut_short"] else "")
+    return [str(runs), steps, _range(row["planned_steps"]), *map(_whole, sizes)]
+
+
+def _range(values: list[int]) -> str:
+    ends = dict.fromkeys((values[0], values[-1])) if values else {}
+    return "–".join(f"{value:,}" for value in ends) or "–"
+
+
+def _whole(value: int | None) -> str:
+    return f"{value:,}" if value else "–"
+
+
+def _query_cells(row: dict[str, Any]) -> list[str]:
+    if row["query_flops"] is None:
+        return ["–"] * 3
+    return [f"{row['query_reads']:,}", _number(row["query_flops"] / 1e6), _number(row["query_ms"])]
 
 
 def _number(value: float | None) -> str:

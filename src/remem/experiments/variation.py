@@ -13,7 +13,7 @@ MAX_LABEL = 80
 # how a run is executed and watched, rather than what it trains
 _NEUTRAL = {
     "method", "seed", "task.data", "model.rehearsal.sampler_from",
-    *(f"{stage}.{field}" for stage in ("train", "sampler_train") for field in (
+    *(f"{stage}.{field}" for stage in ("train", "sampler_train", "pretrain") for field in (
         "precision", "capture", "compile", "log_every", "eval_every", "checkpoint_every", "nan_budget",
         "max_seconds")),
 }  # fmt: skip
@@ -34,6 +34,17 @@ def _flatten(value: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
+def differences(preset: Run, config: dict[str, Any]) -> dict[str, Any]:
+    """What a run's configuration sets otherwise than its preset, but for how it is executed.
+
+    Taken as written, so that an old record is read, too: a setting it does not know yet had its default then, and one
+    that is gone since counts if it was switched on.
+    """
+    before, after = leaves(preset), _flatten(config)
+    differing = {name: value for name, value in after.items() if name not in _NEUTRAL and value != before.get(name)}
+    return {name: value for name, value in differing.items() if name in before or value}
+
+
 def name_variation(preset: Run, run: Run) -> Run:
     """The run itself, its method followed by what differs from the preset: `rm[model.machine.num_slots=10]`.
 
@@ -41,8 +52,7 @@ def name_variation(preset: Run, run: Run) -> Run:
     """
     if run.method != preset.method:
         return run
-    before, after = leaves(preset), leaves(run)
-    changed = [f"{name}={after[name]}" for name in after if after[name] != before.get(name) and name not in _NEUTRAL]
+    changed = [f"{name}={value}" for name, value in differences(preset, to_json(run)).items()]
     if not changed:
         return run
     label = ",".join(changed).replace(" ", "")

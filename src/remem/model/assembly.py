@@ -7,10 +7,10 @@ from typing import Any, NamedTuple, cast
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from remem.data.batch import QueryBatch, Segment, StreamBatch
-from remem.model.embed import IdQueryEncoder, ItemEmbedding, SentenceQueryEncoder
-from remem.model.heads import ClassHead
-from remem.model.interface import EmbeddedStream, Memorizer, State, Trace, gather_rows
+from remem.data.batch import Candidates, QueryBatch, Segment, StreamBatch
+from remem.model.embed import Embedding, QueryEncoder
+from remem.model.heads import Head
+from remem.model.interface import Memorizer, State, Trace, embed_stream, gather_rows
 from remem.model.reasoner import MultiHopReasoner
 from remem.model.rehearsal import RehearsalDecoder
 
@@ -28,11 +28,11 @@ class MemoryModel(nn.Module):
     def __init__(
         self,
         *,
-        embed: ItemEmbedding,
+        embed: Embedding,
         memorizer: nn.Module,
-        query_encoder: IdQueryEncoder | SentenceQueryEncoder,
+        query_encoder: QueryEncoder,
         reasoner: MultiHopReasoner,
-        head: ClassHead,
+        head: Head,
         decoder: RehearsalDecoder | None,
     ) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class MemoryModel(nn.Module):
         """The memory of streams of which nothing has been read."""
         return self.memory_method.initial_state(batch_size)
 
-    def write(self, state: Any, items: Int[Tensor, "b n"], mask: Bool[Tensor, "b n"]) -> State:
+    def write(self, state: Any, items: Int[Tensor, "b n"] | Float[Tensor, "b n e"], mask: Bool[Tensor, "b n"]) -> State:
         """The memory after one more segment of each stream."""
         return self.memory_method.write(state, Segment(self.embed(items), mask))
 
@@ -57,15 +57,19 @@ class MemoryModel(nn.Module):
         """The memory along whole streams."""
         memorizer = self.memory_method
         state = memorizer.initial_state(len(stream.order)) if state is None else state
-        embedded = EmbeddedStream(self.embed(stream.items), *stream[1:], ids=stream.items)
+        embedded = embed_stream(self.embed, stream)
         return memorizer.write_stream(state, embedded)
 
     def answer(
-        self, memory: Float[Tensor, "b k d"], tokens: Int[Tensor, "b w"], token_mask: Bool[Tensor, "b w"]
+        self,
+        memory: Float[Tensor, "b k d"],
+        tokens: Int[Tensor, "b w"],
+        token_mask: Bool[Tensor, "b w"],
+        candidates: Candidates | None = None,
     ) -> Answered:
         """A = R(M, Q): the memory is all it sees of the stream."""
         reason, weights = self.reasoner(memory, self.query_encoder(tokens, token_mask))
-        return Answered(self.head(reason), weights)
+        return Answered(self.head(reason[:, None], candidates).squeeze(1), weights)
 
     def answer_all(self, trace: Trace, query: QueryBatch) -> Answered:
         """Every question of every stream, from the memory as it was when the question was asked."""
@@ -73,8 +77,10 @@ class MemoryModel(nn.Module):
 
     def answer_from(self, memory: Float[Tensor, "b q k d"], query: QueryBatch) -> Answered:
         """The same, from the memory that each question finds."""
-        answered = self.answer(memory.flatten(0, 1), query.tokens.flatten(0, 1), query.token_mask.flatten(0, 1))
-        return Answered(*(value.unflatten(0, query.answer.shape) for value in answered))
+        question = self.query_encoder(query.tokens.flatten(0, 1), query.token_mask.flatten(0, 1))
+        found = self.reasoner(memory.flatten(0, 1), question)
+        reason, weights = (value.unflatten(0, query.answer.shape) for value in found)
+        return Answered(self.head(reason, query.candidates), weights)
 
     def forward(self, stream: StreamBatch, query: QueryBatch) -> Float[Tensor, "b q c"]:
         """Scores of every answer: what the harness asks of every method."""

@@ -1,4 +1,4 @@
-"""Items and questions to vectors: fact and word embeddings, the query encoders of Appendix A."""
+"""Items and questions to vectors: embeddings, projected features, the query encoders of Appendix A."""
 
 from __future__ import annotations
 
@@ -21,12 +21,34 @@ class ItemEmbedding(nn.Module):
         self.table = nn.Embedding(num_items, item_dim)
         nn.init.normal_(self.table.weight, std=std)
 
+    @property
+    def num_items(self) -> int:
+        """Size of the vocabulary."""
+        return self.table.num_embeddings
+
     def forward(self, items: Int[Tensor, "*s"]) -> Float[Tensor, "*s d"]:
         return lookup(self.table, items)
 
 
+class VectorEmbedding(nn.Module):
+    """The feature x of an item that is a vector to begin with, such as a frame: LayerNorm(W v + b).
+
+    Normed, so that features of any scale come to that of an embedding of standard deviation one.
+    """
+
+    num_items = None  # there is no vocabulary
+
+    def __init__(self, *, width: int, item_dim: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(width, item_dim)
+        self.norm = nn.LayerNorm(item_dim)
+
+    def forward(self, items: Float[Tensor, "*s e"]) -> Float[Tensor, "*s d"]:
+        return self.norm(self.project(items))
+
+
 class IdQueryEncoder(nn.Module):
-    """q by an embedding layer: the query is one number (synthetic task, recommendation)."""
+    """q by an embedding layer of its own: the query is one number (synthetic task)."""
 
     def __init__(self, *, num_queries: int, model_dim: int) -> None:
         super().__init__()
@@ -34,6 +56,20 @@ class IdQueryEncoder(nn.Module):
 
     def forward(self, tokens: Int[Tensor, "b w"], mask: Bool[Tensor, "b w"]) -> Float[Tensor, "b m"]:
         return lookup(self.table, tokens[:, 0])
+
+
+class TargetQueryEncoder(nn.Module):
+    """q = W x of the target item, whose embedding is that of the stream's items (recommendation)."""
+
+    def __init__(self, *, items: nn.Embedding, model_dim: int, copy_start: bool = False) -> None:
+        super().__init__()
+        self.items = items
+        self.project = nn.Linear(items.embedding_dim, model_dim, bias=False)
+        if copy_start:
+            nn.init.eye_(self.project.weight)
+
+    def forward(self, tokens: Int[Tensor, "b w"], mask: Bool[Tensor, "b w"]) -> Float[Tensor, "b m"]:
+        return self.project(self.items(tokens[:, 0]))
 
 
 class SentenceQueryEncoder(nn.Module):
@@ -47,3 +83,7 @@ class SentenceQueryEncoder(nn.Module):
     def forward(self, tokens: Int[Tensor, "b w"], mask: Bool[Tensor, "b w"]) -> Float[Tensor, "b m"]:
         _, whole = self.gru(lookup(self.words, tokens), mask)
         return whole
+
+
+Embedding = ItemEmbedding | VectorEmbedding
+QueryEncoder = IdQueryEncoder | TargetQueryEncoder | SentenceQueryEncoder

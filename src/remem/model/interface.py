@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from remem.data.batch import QueryBatch, Segment, StreamBatch
+from remem.model.embed import Embedding
 
 State = tuple[Any, ...]
 S = TypeVar("S", bound=State)
@@ -70,7 +71,7 @@ class DirectReasoner(Protocol):
     """T(X, Q): may see the whole stream while answering."""
 
     def __call__(self, stream: StreamBatch, query: QueryBatch) -> Float[Tensor, "b q c"]:
-        """A score for each answer class."""
+        """A score for each answer: a class, one of the stream's candidates, or a click's logit alone."""
         ...
 
 
@@ -95,6 +96,12 @@ class OwnLosses(Protocol):
     def compile_parts(self, backend: str) -> None:
         """Compile, in place, whatever is one graph of few shapes."""
         ...
+
+
+def embed_stream(embed: Embedding, stream: StreamBatch) -> EmbeddedStream:
+    """The stream as a memory reads it."""
+    ids = None if stream.items.is_floating_point() else stream.items
+    return EmbeddedStream(embed(stream.items), *stream[1:], ids=ids)
 
 
 def gather_rows(values: Tensor, index: Int[Tensor, "b q"]) -> Tensor:

@@ -12,16 +12,26 @@ from remem.ops.precision import at_least_float32
 
 
 class ThinkingLayer(nn.Module):
-    """q <- LayerNorm(q + W_2 relu(W_1 [e; q])): an answer may depend on how question and evidence go together."""
+    """q <- LayerNorm(q + W_2 relu(W_1 [e; q])): an answer may depend on how question and evidence go together.
 
-    def __init__(self, *, item_dim: int, model_dim: int) -> None:
+    With `compare` it is W_1 [e; q; (W_3 e) * q], where W_3 starts as the identity. Whether a question is like its
+    evidence is a sum of products, which a layer of sums has to learn from many examples.
+    """
+
+    def __init__(self, *, item_dim: int, model_dim: int, compare: bool = False) -> None:
         super().__init__()
-        self.inner = nn.Linear(item_dim + model_dim, 2 * model_dim)
+        self.inner = nn.Linear(item_dim + (2 if compare else 1) * model_dim, 2 * model_dim)
         self.outer = nn.Linear(2 * model_dim, model_dim)
         self.norm = nn.LayerNorm(model_dim)
+        self.beside = nn.Linear(item_dim, model_dim, bias=False) if compare else None  # W_3
+        if self.beside is not None:
+            nn.init.eye_(self.beside.weight)
 
     def forward(self, both: Float[Tensor, "*b e"]) -> Float[Tensor, "*b m"]:
         query = both[..., -self.outer.out_features :]
+        if self.beside is not None:
+            evidence = both[..., : self.beside.in_features]
+            both = torch.cat([both, self.beside(evidence) * query], dim=-1)
         return self.norm(query + self.outer(torch.relu(self.inner(both))))
 
 
@@ -53,8 +63,8 @@ class MultiHopReasoner(nn.Module):
     """gamma_k = w_c^T tanh(W_1^c q + W_2^c m_k + b^c)     e = sum_k softmax(gamma)_k m_k     q <- W^q [e; q]
 
     Each hop has its own attention; W^q carries no hop in the paper and is shared. As printed the reason is linear in
-    question and evidence; with `thinking_layers` each hop has a layer of its own instead. Slots never meet one another
-    in the paper; with `slot_layers` they do before the first hop.
+    question and evidence; with `thinking_layers` each hop has a layer of its own instead, which with `compare` sees
+    their product, too. Slots never meet one another in the paper; with `slot_layers` they do before the first hop.
     """
 
     def __init__(
@@ -66,6 +76,7 @@ class MultiHopReasoner(nn.Module):
         score_gain: float = 1.0,
         read_norm: bool = False,
         thinking_layers: bool = False,
+        compare: bool = False,
         slot_layers: int = 0,
         slot_heads: int = 4,
         dropout: float = 0.0,
@@ -77,7 +88,9 @@ class MultiHopReasoner(nn.Module):
         )
         self.next_query: nn.Module
         if thinking_layers:
-            self.next_query = nn.ModuleList(ThinkingLayer(item_dim=item_dim, model_dim=model_dim) for _ in self.hops)
+            self.next_query = nn.ModuleList(
+                ThinkingLayer(item_dim=item_dim, model_dim=model_dim, compare=compare) for _ in self.hops
+            )
         else:
             self.next_query = nn.Linear(item_dim + model_dim, model_dim, bias=False)  # W^q
         self.norm = nn.LayerNorm(item_dim) if read_norm else nn.Identity()

@@ -1,4 +1,7 @@
-"""A bi-directional GRU over padded sequences, without packing: padding changes nothing, lengths stay on the device."""
+"""A bi-directional GRU over padded sequences, without packing: padding changes nothing, lengths stay on the device.
+
+And one step of a GRU, for what has more to do between two steps than a fused one allows.
+"""
 
 from __future__ import annotations
 
@@ -40,3 +43,19 @@ def reversal(mask: Bool[Tensor, "b n"]) -> Int[Tensor, "b n"]:
 
 def _take(values: Tensor, index: Tensor) -> Tensor:
     return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))
+
+
+def gru_step(
+    inputs: Float[Tensor, "*b g"], recurrent: Float[Tensor, "*b g"], state: Float[Tensor, "*b h"]
+) -> Float[Tensor, "*b h"]:
+    """A GRU whose products W x and U h are given: r, z = sigma(x + h)   n = tanh(x_n + r h_n)   h' = (1-z) n + z h."""
+    kept, new = gru_gates(inputs, recurrent)
+    return new + kept * (state - new)
+
+
+def gru_gates(
+    inputs: Float[Tensor, "... g"], recurrent: Float[Tensor, "... g"]
+) -> tuple[Float[Tensor, "... h"], Float[Tensor, "... h"]]:
+    """z and n; the products broadcast against each other."""
+    (reset_in, keep_in, new_in), (reset, keep, new) = inputs.chunk(3, dim=-1), recurrent.chunk(3, dim=-1)
+    return torch.sigmoid(keep_in + keep), torch.tanh(new_in + torch.sigmoid(reset_in + reset) * new)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -10,15 +10,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remem.data.batch import StreamBatch
-from remem.model.embed import ItemEmbedding
+from remem.model.embed import ItemEmbedding, VectorEmbedding
 from remem.model.fragments import Fragments, random_items
+from remem.model.interface import gather_rows
 from remem.model.transformer import DecoderLayer, PositionCode, final_norm, scale_of
+from remem.ops.paths import fast
 
 
 class Rehearsed(NamedTuple):
     """What the decoder makes of the fragments."""
 
-    recalled: Float[Tensor, "b f n d"]  # r_[m_i] of the positives, at every place
+    recalled: Float[Tensor, "b f p d"]  # r_[m_i] of the positives, at the fragments' places
     familiarity_logit: Float[Tensor, "2 b f"]  # s+ and s- before the sigmoid
 
 
@@ -50,9 +52,14 @@ class RehearsalDecoder(nn.Module):
         self.familiarity = nn.Linear(item_dim, 1)
         self.recall_scale = scale_of(item_dim) if scaled_recall else 1.0
 
-    def forward(self, fragments: Fragments, embed: ItemEmbedding, memory: Float[Tensor, "b k d"]) -> Rehearsed:
-        """Positives and negatives in one pass."""
-        both = torch.cat([fragments.items, fragments.negative_items], dim=1)  # [b, 2f, n]
+    def forward(
+        self, fragments: Fragments, embed: ItemEmbedding | VectorEmbedding, memory: Float[Tensor, "b k d"]
+    ) -> Rehearsed:
+        """Positives and negatives in one pass.
+
+        Only [cls] and, of positives, the masked places are read, so the last layer need not go on with others.
+        """
+        both = torch.cat([fragments.items, fragments.negative_items], dim=1)  # [b, 2f, n] or [b, 2f, n, e]
         hidden = fragments.masked.repeat(1, 2, 1)[..., None]
         items = torch.where(hidden, self.mask_item, embed(both))
         cls = self.cls.expand(*both.shape[:2], 1, -1)
@@ -60,38 +67,46 @@ class RehearsalDecoder(nn.Module):
         # [cls] is always there, so no fragment is without a place to attend to
         mask = F.pad(fragments.item_mask.repeat(1, 2, 1), (1, 0), value=True)
         memory = self.read_norm(memory)
-        for layer in self.layers:
+        (b, f), place = fragments.mask.shape, fragments.places + 1  # after [cls]
+        first = torch.arange(2 * f, device=place.device) * features.shape[2]  # where each [cls] is in its stream
+        wanted = torch.cat([first.expand(b, -1), (first[:f, None] + place).flatten(1)], dim=1)  # [b, 2f + fp]
+        *layers, last = self.layers
+        for layer in layers:
             features = layer(features, mask, memory)
-        positives, negatives = self.norm(features).chunk(2, dim=1)
-        cls_features = torch.stack([positives[:, :, 0], negatives[:, :, 0]])
-        return Rehearsed(positives[:, :, 1:], self.familiarity(cls_features).squeeze(-1))
+        if fast():
+            features = cast(DecoderLayer, last).at(features, mask, memory, wanted)
+        else:
+            features = gather_rows(last(features, mask, memory).flatten(1, 2), wanted)
+        cls_features, recalled = self.norm(features).tensor_split([2 * f], dim=1)
+        logits = self.familiarity(cls_features).view(b, 2, f).transpose(0, 1)
+        return Rehearsed(recalled.unflatten(1, place.shape[1:]), logits)
 
 
 def recollection_loss(
     rehearsed: Rehearsed,
     fragments: Fragments,
-    embed: ItemEmbedding,
+    embed: ItemEmbedding | VectorEmbedding,
     *,
     scale: float = 1.0,
-    distractors: Int[Tensor, "b f j"] | None = None,
+    distractors: Int[Tensor, "b f j"] | Float[Tensor, "b f j e"] | None = None,
 ) -> Float[Tensor, ""]:
     """-log of the true item's share (Eq. 3), against all items or the given distractors; mean over masked items.
 
     L_i = log exp(r_i . y_i) / (exp(r_i . y_i) + sum_j exp(r_i . y_j))     L_rec = -(2 / N) sum_i L_i
     """
+    items = fragments.at_places(fragments.items)
     if distractors is None:
-        logits = scale * F.linear(rehearsed.recalled, embed.table.weight).float()  # [b, f, n, items]
-        loss = F.cross_entropy(logits.flatten(0, 2), fragments.items.flatten(), reduction="none").view_as(
-            fragments.items
-        )
+        assert isinstance(embed, ItemEmbedding), "vectors have no vocabulary to contrast with"
+        logits = scale * F.linear(rehearsed.recalled, embed.table.weight).float()  # [b, f, p, items]
+        loss = F.cross_entropy(logits.flatten(0, 2), items.flatten(), reduction="none").view_as(items)
     else:
-        true = (rehearsed.recalled * embed(fragments.items)).sum(dim=-1, keepdim=True)
-        wrong = rehearsed.recalled @ embed(distractors).mT  # [b, f, n, j]
+        true = (rehearsed.recalled * embed(items)).sum(dim=-1, keepdim=True)
+        wrong = rehearsed.recalled @ embed(distractors).mT  # [b, f, p, j]
         # a distractor that is the true item itself would be counted on both sides
-        same = distractors[:, :, None] == fragments.items[..., None]
+        same = item_keys(distractors)[:, :, None] == item_keys(items)[..., None]
         logits = scale * torch.cat([true, wrong.masked_fill(same, -torch.inf)], dim=-1).float()
         loss = -logits.log_softmax(dim=-1)[..., 0]
-    return _mean_over(loss, fragments.masked)
+    return _mean_over(loss, fragments.place_mask)
 
 
 def familiarity_loss(rehearsed: Rehearsed, fragments: Fragments) -> Float[Tensor, ""]:
@@ -109,11 +124,26 @@ def item_set_distractors(fragments: Fragments, num_items: int, count: int) -> In
     return torch.randint(num_items, (*fragments.items.shape[:2], count), device=fragments.items.device)
 
 
-def stream_distractors(stream: StreamBatch, fragments: Fragments, count: int) -> Int[Tensor, "b f j"]:
+def stream_distractors(
+    stream: StreamBatch, fragments: Fragments, count: int
+) -> Int[Tensor, "b f j"] | Float[Tensor, "b f j e"]:
     """J random items of the same stream (30 frames of the same video), drawn with replacement."""
     b, f = fragments.items.shape[:2]
     rows = torch.arange(b, device=stream.order.device)[:, None].expand(-1, f * count)
-    return random_items(stream, rows).view(b, f, count)
+    return random_items(stream, rows).unflatten(1, (f, count))
+
+
+def item_keys(items: Tensor) -> Int[Tensor, "b f n"]:
+    """A number for each item, the same for equal items: its own number, or a hash of all the bits of a vector.
+
+    The next frames of a video may be equal, and comparing every pair of vectors would take a hundred times the memory.
+    """
+    if not items.is_floating_point():
+        return items
+    bits = items.float().contiguous().view(torch.int32).long()
+    place = torch.arange(1, items.shape[-1] + 1, device=items.device)
+    mixed = (bits ^ (bits >> 15)) * (place * 0x9E3779B97F4A7C1 | 1)  # int64 wraps around, on every device alike
+    return (mixed ^ (mixed >> 29)).sum(dim=-1)
 
 
 def _mean_over(values: Tensor, mask: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from remem.data.batch import QueryBatch, StreamBatch
 from remem.model.attention import AdditiveScore
-from remem.model.embed import IdQueryEncoder, ItemEmbedding, SentenceQueryEncoder
+from remem.model.embed import Embedding, QueryEncoder
+from remem.model.heads import Head
 from remem.ops.precision import at_least_float32
 
 
@@ -33,16 +34,16 @@ class HistorySampler(nn.Module):
     def __init__(
         self,
         *,
-        embed: ItemEmbedding,
-        query_encoder: IdQueryEncoder | SentenceQueryEncoder,
+        embed: Embedding,
+        query_encoder: QueryEncoder,
         item_dim: int,
         model_dim: int,
-        num_answers: int,
+        head: Head,
     ) -> None:
         super().__init__()
         self.embed, self.query_encoder = embed, query_encoder
         self.attention = AdditiveScore(left_dim=model_dim, right_dim=item_dim, model_dim=model_dim)
-        self.head = nn.Linear(item_dim + model_dim, num_answers)
+        self.head = head  # over [evidence; q], of width item_dim + model_dim
 
     def segment_means(self, stream: StreamBatch) -> Float[Tensor, "b t d"]:
         """h_c: the mean of a segment's item features."""
@@ -62,7 +63,7 @@ class HistorySampler(nn.Module):
         """The teacher's own answers, from what it attends to."""
         scores, features, means = self.attend(stream, query)
         evidence = scores.softmax(dim=-1).nan_to_num(0.0).to(means.dtype) @ means  # a padded question sees nothing
-        return self.head(torch.cat([evidence, features], dim=-1))
+        return self.head(torch.cat([evidence, features], dim=-1), query.candidates)
 
     @torch.no_grad()
     def choose(

@@ -12,15 +12,16 @@ from collections.abc import Callable
 from typing import Literal, cast
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remem.errors import BadInput
+from remem.model.interface import gather_rows
 from remem.ops.linear_relu import linear_relu
 from remem.ops.memory_attention import memory_attention
 from remem.ops.paths import fast
-from remem.ops.segment_attention import segment_attention
+from remem.ops.segment_attention import native, segment_attention
 
 
 class PositionCode(nn.Module):
@@ -55,14 +56,21 @@ class MultiHeadAttention(nn.Module):
         self.num_heads = num_heads
         self.query, self.key, self.value, self.out = (nn.Linear(dim, dim) for _ in range(4))
 
-    def within(self, items: Float[Tensor, "b n d"], mask: Bool[Tensor, "b n"]) -> Float[Tensor, "b n d"]:
-        """Each item attends to the real items of its own segment."""
+    def within(
+        self,
+        items: Float[Tensor, "b n d"],
+        mask: Bool[Tensor, "b n"],
+        kept: Callable[[Tensor], Tensor] = lambda mixed: mixed,
+    ) -> Float[Tensor, "... d"]:
+        """Each item attends to the real items of its own segment; what is not `kept` is not projected."""
         qkv = self._heads(items, self.query, self.key, self.value)
         if items.is_cuda and fast():
-            return self.out(segment_attention(qkv, mask).flatten(2))
+            return self.out(kept(segment_attention(qkv, mask).flatten(2)))
+        if fast() and native.fits(qkv):
+            return self.out(kept(native.segment_attention_cpu(qkv, mask).flatten(2)))
         q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))  # [b, heads, n, d/heads]
         mixed = F.scaled_dot_product_attention(q, k, v, mask[:, None, None, :])
-        return self.out(mixed.transpose(1, 2).flatten(2))
+        return self.out(kept(mixed.transpose(1, 2).flatten(2)))
 
     def forward(self, queries: Float[Tensor, "b i d"], keys: Float[Tensor, "b j d"]) -> Float[Tensor, "b i d"]:
         """Each query attends to all keys."""
@@ -102,10 +110,13 @@ class _Residual(nn.Module):
         super().__init__()
         self.norm, self.dropout, self.pre_norm = nn.LayerNorm(dim), nn.Dropout(dropout), pre_norm
 
-    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(
+        self, x: Tensor, sublayer: Callable[[Tensor], Tensor], kept: Callable[[Tensor], Tensor] = lambda x: x
+    ) -> Tensor:
+        """With `kept`, of a sub-layer that gives some places alone, the same places of x."""
         if self.pre_norm:
-            return x + self.dropout(sublayer(self.norm(x)))
-        return self.norm(x + self.dropout(sublayer(x)))
+            return kept(x) + self.dropout(sublayer(self.norm(x)))
+        return self.norm(kept(x) + self.dropout(sublayer(x)))
 
 
 class EncoderLayer(nn.Module):
@@ -136,13 +147,27 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Float[Tensor, "b f n d"], mask: Bool[Tensor, "b f n"], memory: Float[Tensor, "b k d"]
     ) -> Float[Tensor, "b f n d"]:
+        return self._layer(x, mask, memory, lambda y: y.reshape(len(x), -1, y.shape[-1])).view_as(x)
+
+    def at(
+        self,
+        x: Float[Tensor, "b f n d"],
+        mask: Bool[Tensor, "b f n"],
+        memory: Float[Tensor, "b k d"],
+        places: Int[Tensor, "b p"],
+    ) -> Float[Tensor, "b p d"]:
+        """The layer at some places alone, counted over all fragments of a stream: for a last layer that others ignore.
+
+        Every place is still attended to; but what comes after self-attention is done for the places asked for.
+        """
+        return self._layer(x, mask, memory, lambda y: gather_rows(y.reshape(len(x), -1, y.shape[-1]), places))
+
+    def _layer(self, x: Tensor, mask: Tensor, memory: Tensor, kept: Callable[[Tensor], Tensor]) -> Tensor:
+        """All the layer does; `kept` brings the fragments of a stream together, and may leave places out."""
         attend, recall, feed = self.residuals
-
-        def within_fragments(y: Tensor) -> Tensor:
-            return self.attention.within(y.flatten(0, 1), mask.flatten(0, 1)).view_as(y)
-
+        x = attend(x, lambda y: self.attention.within(y.flatten(0, 1), mask.flatten(0, 1), kept), kept)
         # all fragments of a stream ask the same memory, so its keys and values are computed once
-        x = recall(attend(x, within_fragments), lambda y: self.recall(y.flatten(1, 2), memory).view_as(y))
+        x = recall(x, lambda y: self.recall(y, memory))
         return feed(x, self.feed_forward)
 
 

@@ -28,6 +28,7 @@ class SlotWriter(nn.Module):
         aligned_gain: float = 1.0,
         score_gain: float = 1.0,
         keep_bias: float = 0.0,
+        copy_start: bool = False,
         slot_identity: bool = False,
     ) -> None:
         super().__init__()
@@ -35,6 +36,9 @@ class SlotWriter(nn.Module):
         self.cell = nn.GRUCell(item_dim, item_dim)
         with torch.no_grad():
             self.cell.bias_hh[item_dim : 2 * item_dim] += keep_bias  # torch's z, the share of the old slot
+            if copy_start:
+                self.cell.weight_ih[2 * item_dim :] = 0.5 * torch.eye(item_dim)
+                self.cell.weight_hh[2 * item_dim :] = 0.0
         self.aligned_gain = aligned_gain
         self._prepare = prepare
         self.identity = nn.Parameter(torch.randn(num_slots, model_dim)) if slot_identity else None

@@ -1,7 +1,7 @@
 """Settings of the model: the paper's symbols, with the paper's values as defaults (Sec. 4.1, Appendices A and B).
 
 The defaults are the equations to the letter (`rm-paper`). Every field whose help starts with "Ours" departs from the
-printed text; `rm_improvements` turns on those that make `rm`.
+printed text where it is set; `rm_improvements` sets those that make `rm`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class MachineSettings:
     """Ours: factor on the initial w_a of Eq. 1; without it the first scores are nearly flat over the slots."""
     keep_bias: float = 0.0
     """Ours: initial bias of the update gate of Eq. 2 towards keeping; at 0 half of every slot is lost each segment."""
+    copy_start: bool = False
+    """Ours: the candidate of Eq. 2 starts as tanh(l_k / 2), so that a slot is at first a fading sum of its items."""
     slot_identity: bool = False
     """Ours: a learned vector per slot inside the tanh of Eq. 1, so that slots can differ by what they are for."""
 
@@ -49,15 +51,20 @@ class ReasonerSettings:
     """Ours: LayerNorm on the memory where the reasoner reads it."""
     thinking_layers: bool = False
     """Ours: q <- LayerNorm(q + W_2 relu(W_1 [e; q])) in each hop instead of W^q [e; q], which is linear throughout."""
+    compare: bool = False
+    """Ours: these layers see the product of evidence and question as well, element by element; and as at first both
+    are taken as they are, a target item meets what the memory holds of it."""
     slot_layers: int = 0
     """Ours: Transformer layers in which question and slots see one another before the hops; in the paper slots never
     meet, so that what two of them say together must be put together while writing."""
     slot_heads: int = 4
     """Attention heads of these layers."""
     dropout: float = 0.0
-    """Dropout of these layers."""
+    """Dropout of the thinking layers and of the slot layers."""
     tie_query_words: bool = False
     """Ours: questions share the items' embedding, where both are words of one vocabulary."""
+    match_candidates: bool = False
+    """Ours: the inner product of reason and candidate is added to a candidate's score."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +108,7 @@ class RehearsalSettings:
     num_heads: int = 4
     """Attention heads of the decoder."""
     dropout: float = 0.0
-    """The same for the decoder."""
+    """Dropout on the output of each sub-layer of the rehearsal decoder and inside its feed-forward."""
     anytime: bool = False
     """Ours: rehearse from the memory at a random moment before the question, not only at the question itself."""
     read_norm: bool = False
@@ -124,7 +131,7 @@ class ModelSettings:
     model_dim: int = 128
     """Width of queries and attention (d_model)."""
     pre_norm: bool = False
-    """Ours: LayerNorm before each Transformer sub-layer; after it, as published, three layers barely start to learn."""
+    """Ours: LayerNorm before each Transformer sub-layer; published is after it."""
     embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
     machine: MachineSettings | BaselineSettings = field(default_factory=MachineSettings)
     reasoner: ReasonerSettings = field(default_factory=ReasonerSettings)
@@ -132,7 +139,7 @@ class ModelSettings:
 
 
 def rm_improvements(paper: ModelSettings) -> ModelSettings:
-    """From `rm-paper` to `rm`: every departure that makes the printed equations learn."""
+    """From `rm-paper` to `rm`: every departure that `rm` makes; what each is worth is in docs/learning.md."""
     return replace(
         paper,
         pre_norm=True,

@@ -20,7 +20,7 @@ class TrainSettings:
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """What makes a step of a gradient."""
     learning_rate: float = 1e-3
-    """Initial learning rate."""
+    """Highest learning rate: where the warm-up ends and the schedule begins."""
     momentum: float = 0.0
     """Momentum of RMSprop; Adam keeps nine tenths of its mean gradient whatever is given here."""
     beta2: float = 0.999
@@ -59,6 +59,10 @@ def _sampler_training() -> TrainSettings:
     return TrainSettings(batch_size=1024, eval_every=1000)
 
 
+def _no_pretraining() -> TrainSettings:
+    return TrainSettings(steps=0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """A whole run: `remem train TASK/METHOD` starts from a preset of this."""
@@ -72,3 +76,5 @@ class Run:
     train: TrainSettings = field(default_factory=TrainSettings)
     sampler_train: TrainSettings = field(default_factory=_sampler_training)
     """Stage one: the history sampler, trained by itself and then frozen."""
+    pretrain: TrainSettings = field(default_factory=_no_pretraining)
+    """Before the model learns to answer: rehearsal alone, on streams without questions; 0 steps leave it out."""

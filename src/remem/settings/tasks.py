@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 
 def data_root() -> Path:
@@ -52,8 +53,9 @@ class BabiTask:
     """Which of the twenty tasks to train and test on."""
     segment_len: int = 15
     """Longest segment (N); a longer sentence becomes several segments."""
-    exchanged_copies: int = 0
-    """Ours: copies of each training story in which words that the training stories treat alike have changed places."""
+    exchanges: int = 0
+    """Ours: ways in which words that the training stories treat alike may change places; each time a story is trained
+    on, it is told in one of them."""
 
     @property
     def folder(self) -> Path:
@@ -61,4 +63,83 @@ class BabiTask:
         return self.data or data_root() / "babi"
 
 
-Task = SyntheticTask | BabiTask
+@dataclass(frozen=True, kw_only=True)
+class NarrativeQATask:
+    """NarrativeQA: questions about the summary of a book or film, answered by one of about thirty candidates."""
+
+    name: str = "narrativeqa"
+    """Name in tables and records."""
+    data: Path | None = None
+    """Folder made by `remem data import`; None takes $REMEM_DATA/narrativeqa, else ./data/narrativeqa."""
+    protocol: Literal["reduced", "official"] = "reduced"
+    """reduced: train and choose on the documents published for testing, report on those for validation."""
+    folds: int = 5
+    """reduced: the training documents are cut into so many folds."""
+    fold: int = 0
+    """reduced: which of the folds is held out to choose by."""
+    segment_len: int = 20
+    """Longest segment (N); a longer sentence becomes several segments."""
+    truncate: bool = False
+    """A longer sentence loses its end instead."""
+    least_count: int = 2
+    """A word that occurs less often in training is read as unknown."""
+
+    @property
+    def folder(self) -> Path:
+        """The prepared data's folder."""
+        return self.data or data_root() / "narrativeqa"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActivityNetQATask:
+    """ActivityNet-QA: questions about a video, read as one vector a frame, with a thousand answers."""
+
+    name: str = "activitynetqa"
+    """Name in tables and records."""
+    data: Path | None = None
+    """Folder made by `remem data import`; None takes $REMEM_DATA/activitynetqa, else ./data/activitynetqa."""
+    report_on: Literal["val", "test"] = "val"
+    """Published split to report on. On val, every tenth training video is held out to choose by; on test, val is."""
+    num_answers: int = 1000
+    """The most frequent answers of training; any other counts as wrong."""
+    segment_len: int = 20
+    """Frames of a segment (N)."""
+    most_frames: int = 1000
+    """A longer video is read at so many frames, evenly spaced."""
+
+    @property
+    def folder(self) -> Path:
+        """The prepared data's folder."""
+        return self.data or data_root() / "activitynetqa"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClickTask:
+    """Lifelong recommendation: will the user of a long history click an item next?"""
+
+    name: str = "xlong"
+    """Name in tables and records: lastfm, assistments, xlong, or clicks for a log of one's own."""
+    data: Path | None = None
+    """Folder made by `remem data import`; None takes $REMEM_DATA/NAME, else ./data/NAME."""
+    segment_len: int = 20
+    """Items of a segment (N)."""
+    history: int = 1000
+    """The memory reads the last so many items before the target."""
+    least: int = 200
+    """Events before a target, at least."""
+    every: int = 100
+    """Events between two cuts of one user."""
+    negatives: int = 1
+    """Items not clicked for each that was, in training; there is always one in tests."""
+    along: int = 0
+    """Ours: a training stream is also asked after every so many of its segments; 0 asks at its end alone."""
+    data_seed: int = 0
+    """Seed of the items not clicked."""
+
+    @property
+    def folder(self) -> Path:
+        """The prepared data's folder."""
+        return self.data or data_root() / self.name
+
+
+Task = SyntheticTask | BabiTask | NarrativeQATask | ActivityNetQATask | ClickTask

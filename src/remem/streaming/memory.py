@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,16 +16,7 @@ from remem.errors import BadInput
 from remem.model.assembly import MemoryModel
 from remem.model.interface import State, detach_state
 from remem.streaming.state import StreamState, load_state, save_state
-
-
-class Answer(NamedTuple):
-    """The likeliest answer with its probability, and the runners-up in order."""
-
-    answer: Any
-    probability: float
-    top: list[tuple[Any, float]]
-    read_weights: list[list[float]]
-    """How much of each slot every hop looked at."""
+from remem.streaming.steps import Answer, Asked, answer_question, write_segments
 
 
 class StreamMemory:
@@ -70,16 +61,9 @@ class StreamMemory:
             state = replace(state, memory=memory, pending=pending, items=state.items + 1, segments=segments)
         self.state = state
 
-    @torch.no_grad()
-    def query(self, question: Any, *, top: int = 5) -> Answer:
-        """Answer from the memory alone."""
-        tokens = torch.tensor([self.codec.encode_question(question)])
-        answered = self.model.answer(self.slots(), tokens, torch.ones_like(tokens, dtype=torch.bool))
-        best = answered.scores[0].softmax(dim=-1).topk(min(top, self.codec.num_answers))
-        ranked = [
-            (self.codec.decode_answer(i), p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        ]
-        return Answer(ranked[0][0], ranked[0][1], ranked, answered.read_weights[0].tolist())
+    def query(self, question: Any, *, top: int = 5, candidates: Sequence[str] | None = None) -> Answer:
+        """Answer from the memory alone; a model that chooses among candidates must be given some."""
+        return answer_question(self.model, self.codec, self.slots(), Asked(question, top, candidates))
 
     @torch.no_grad()
     def slots(self) -> Tensor:
@@ -100,9 +84,5 @@ class StreamMemory:
             raise BadInput(f"{path} holds {len(state.pending)} pending items; a segment has {self.codec.segment_len}.")
         self.state = state
 
-    @torch.no_grad()
-    def _written(self, memory: State, items: tuple[int, ...]) -> State:
-        ids = torch.zeros(1, self.codec.segment_len, dtype=torch.long)
-        ids[0, : len(items)] = torch.tensor(items)
-        mask = torch.arange(self.codec.segment_len)[None] < len(items)
-        return detach_state(self.model.write(memory, ids, mask))
+    def _written(self, memory: State, items: tuple[Any, ...]) -> State:
+        return write_segments(self.model, self.codec, memory, [items])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,14 +21,15 @@ class StreamState:
     """
 
     memory: State
-    pending: tuple[int, ...]
+    pending: tuple[Any, ...]  # numbers, or tuples of them where items are vectors
     items: int
     segments: int
     fingerprint: str
 
     def num_bytes(self) -> int:
         """Size of everything that is kept, in bytes: constant but for the pending items."""
-        return sum(t.numel() * t.element_size() for t in self.memory) + 8 * (len(self.pending) + 2)
+        numbers = sum(len(item) if isinstance(item, tuple) else 1 for item in self.pending)
+        return sum(t.numel() * t.element_size() for t in self.memory) + 8 * (numbers + 2)
 
 
 def save_state(path: Path, state: StreamState) -> None:
@@ -56,7 +58,8 @@ def load_state(path: Path, like: State, fingerprint: str) -> StreamState:
     values = [tensors[name] for name in names]
     if any(value.shape != torch.Size(part.shape) for value, part in zip(values, like, strict=True)):
         raise BadInput(f"The memory in {path} has other sizes than this model's memory.")
-    return StreamState(type(like)(*values), tuple(info["pending"]), info["items"], info["segments"], fingerprint)
+    pending = tuple(tuple(item) if isinstance(item, list) else item for item in info["pending"])
+    return StreamState(type(like)(*values), pending, info["items"], info["segments"], fingerprint)
 
 
 def _names(state: State) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,7 +11,7 @@ from remem.data.babi import TaskStories, as_split, build_codec, load_stories
 from remem.data.babi_store import import_babi, read_manifest, read_stories
 from remem.data.codec import TextCodec
 from remem.data.dataset import Split
-from remem.data.exchange import exchangeable, exchanged
+from remem.data.exchange import make_exchange
 from remem.errors import BadInput
 from remem.settings.tasks import BabiTask
 from remem.tasks.base import Metrics, Tally, Task
@@ -38,30 +39,25 @@ def babi_task(settings: BabiTask, codec: TextCodec | None = None) -> Task:
             )
         codec = build_codec(train, settings.segment_len)
     own = codec
+
+    def load(split: str) -> Split:
+        loaded = as_split(stories(split), own)
+        if split != "train" or not settings.exchanges:
+            return loaded
+        told = {part.task - 1: part.stories for part in stories(split)}
+        return replace(loaded, exchange=make_exchange(told, own, settings.exchanges, NUM_TASKS))
+
     return Task(
         name=settings.name,
         codec=own,
         part_names=tuple(f"qa{task}" for task in range(1, NUM_TASKS + 1)),
-        load=lambda split: as_split(
-            [with_copies(part, settings.exchanged_copies) for part in stories(split)]
-            if split == "train"
-            else stories(split),
-            own,
-        ),
+        load=load,
         read=lambda path: read_babi(path, own),
         metrics=errors,
         score=lambda metrics: -metrics["error"],
         chance=100 / own.num_answers,
         sources=read_manifest(settings.folder),
     )
-
-
-def with_copies(part: TaskStories, copies: int) -> TaskStories:
-    """The stories of a task, followed by copies in which words that they treat alike have changed places."""
-    if not copies:
-        return part
-    groups = exchangeable(part.stories)
-    return TaskStories(part.task, part.stories + exchanged(part.stories, groups, copies, seed=part.task))
 
 
 def read_babi(path: Path, codec: TextCodec) -> Split:

@@ -29,6 +29,7 @@ class Progress:
     stale: int = 0  # validations since the best one
     skipped: int = 0  # steps with a non-finite loss or gradient
     seconds: float = 0.0
+    wall_seconds: float = 0.0  # of the whole run until here, over all processes it took
     history: list[dict[str, Any]] = field(default_factory=list)
 
 

@@ -24,6 +24,23 @@ class TrainingDiverged(RememError):
     """Too many steps had a non-finite loss or gradient; says where, and on which streams."""
 
 
+class Clock:
+    """Seconds of a whole run; one that was stopped goes on from what its last checkpoint says."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+        self._before = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Of this process and those before it."""
+        return self._before + time.perf_counter() - self._started
+
+    def go_on_from(self, seconds: float) -> None:
+        """Take in what earlier processes took; each stage tells it, and the last one knows most."""
+        self._before = max(self._before, seconds)
+
+
 def learning_rate(settings: TrainSettings, step: int) -> float:
     """Linear warm-up, then constant, or a cosine down to a tenth at the last step."""
     warm = min(1.0, (step + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
@@ -44,12 +61,15 @@ def fit(
     log: StageLog,
     checkpoint: Path | None = None,
     resume: bool = False,
+    clock: Clock | None = None,
 ) -> Progress:
     """Train a model and leave it with the weights that were best on validation."""
+    clock = clock or Clock()
     step = make_step(model, objective, train, settings)
     progress, best = Progress(), {name: value.detach().clone() for name, value in weights_of(model).items()}
     if resume and checkpoint is not None and checkpoint.exists():
         progress, best = load_checkpoint(checkpoint, model, step.optimizer)
+        clock.go_on_from(progress.wall_seconds)
         log.note(f"{log.title}: going on from step {progress.step}")
     started = time.perf_counter() - progress.seconds
     skipped_before = progress.skipped
@@ -72,7 +92,7 @@ def fit(
             best = _take_score(progress, model, score, metrics, step.logs, best)
             log.validation(progress.step, metrics, best=progress.best_step == progress.step)
             stop = out_of_time or (settings.patience > 0 and progress.stale >= settings.patience)
-        progress.seconds = time.perf_counter() - started
+        progress.seconds, progress.wall_seconds = time.perf_counter() - started, clock.seconds
         last = stop or progress.step == settings.steps
         if checkpoint is not None and (last or progress.step % settings.checkpoint_every == 0):
             save_checkpoint(checkpoint, model, best, step.optimizer, progress)

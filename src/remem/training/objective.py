@@ -14,9 +14,9 @@ from remem.data.batch import Batch, QueryBatch, StreamBatch
 from remem.errors import BadInput
 from remem.model.assembly import Answered, MemoryModel
 from remem.model.fragments import Fragments, make_fragments, random_below
-from remem.model.interface import OwnLosses, Trace, gather_each, gather_rows
+from remem.model.interface import DirectReasoner, OwnLosses, Trace, gather_each, gather_rows
 from remem.model.rehearsal import familiarity_loss, item_set_distractors, recollection_loss, stream_distractors
-from remem.model.sampler import HistorySampler, Sampler
+from remem.model.sampler import HistorySampler, RandomSampler, Sampler
 from remem.settings.model import RehearsalSettings
 
 Logs = dict[str, Tensor]
@@ -39,10 +39,16 @@ class Losses(NamedTuple):
 
 
 def reason_loss(scores: Float[Tensor, "b q c"], query: QueryBatch) -> Float[Tensor, ""]:
-    """L_r: cross-entropy of the right answer, mean over real questions whose answer is among the classes."""
-    counted = query.mask & (query.answer >= 0)
-    loss = F.cross_entropy(scores.float().flatten(0, 1), query.answer.clamp(min=0).flatten(), reduction="none")
-    return loss.masked_fill(~counted.flatten(), 0.0).sum() / counted.sum().clamp(min=1)
+    """L_r: cross-entropy of the right answer, or binary cross-entropy of a click, whose logit is the only score.
+
+    The mean over real questions whose answer can be given at all.
+    """
+    counted, answer = query.mask & (query.answer >= 0), query.answer.clamp(min=0)
+    if query.asks_clicks(scores):
+        loss = F.binary_cross_entropy_with_logits(scores.squeeze(-1).float(), answer.float(), reduction="none")
+    else:
+        loss = F.cross_entropy(scores.float().flatten(0, 1), answer.flatten(), reduction="none").view_as(answer)
+    return loss.masked_fill(~counted, 0.0).sum() / counted.sum().clamp(min=1)
 
 
 def rehearsed_question(query: QueryBatch, *, anytime: bool = False) -> QueryBatch:
@@ -53,18 +59,18 @@ def rehearsed_question(query: QueryBatch, *, anytime: bool = False) -> QueryBatc
     """
     noise = torch.rand(query.mask.shape, device=query.mask.device).masked_fill(~query.mask, -1.0)
     index = noise.argmax(dim=1, keepdim=True)
-    chosen = QueryBatch(*(gather_rows(value, index) for value in query))
+    chosen = query.each(lambda value: gather_rows(value, index))
     if not anytime:
         return chosen
     earlier = 1 + random_below(chosen.position)
-    return chosen._replace(position=torch.minimum(earlier, chosen.position))
+    return chosen._replace(position=torch.minimum(earlier, chosen.position), after_all=False)
 
 
 def rehearsal_losses(
     model: MemoryModel,
     fragments: Fragments,
     memory: Float[Tensor, "b k d"],
-    distractors: Int[Tensor, "b f j"] | None = None,
+    distractors: Int[Tensor, "b f j"] | Float[Tensor, "b f j e"] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """L_rec and L_fam of the fragments (Eq. 6), as the decoder makes them out from the memory."""
     if model.decoder is None:
@@ -77,12 +83,17 @@ def rehearsal_losses(
 
 
 def draw_distractors(
-    stream: StreamBatch, fragments: Fragments, num_items: int, settings: RehearsalSettings
-) -> Int[Tensor, "b f j"] | None:
-    """The J distractors of Eq. 3 as the task wants them; None stands for all other items."""
+    stream: StreamBatch, fragments: Fragments, num_items: int | None, settings: RehearsalSettings
+) -> Int[Tensor, "b f j"] | Float[Tensor, "b f j e"] | None:
+    """The J distractors of Eq. 3 as the task wants them; None stands for all other items of the vocabulary."""
+    if num_items is None and (settings.num_distractors is None or settings.distractors_from == "item-set"):
+        raise BadInput(
+            "Items that are vectors have no vocabulary to be recalled from; take distractors from the stream, with "
+            "--model.rehearsal.distractors-from stream and a number of them in --model.rehearsal.num-distractors."
+        )
     if settings.num_distractors is None:
         return None
-    if settings.distractors_from == "item-set":
+    if num_items is not None and settings.distractors_from == "item-set":
         return item_set_distractors(fragments, num_items, settings.num_distractors)
     return stream_distractors(stream, fragments, settings.num_distractors)
 
@@ -128,7 +139,7 @@ class MemoryObjective:
         fragments = make_fragments(
             stream, *chosen, mask_ratio=settings.mask_ratio, replace_ratio=settings.replace_ratio
         )
-        distractors = draw_distractors(stream, fragments, self.model.embed.table.num_embeddings, settings)
+        distractors = draw_distractors(stream, fragments, self.model.embed.num_items, settings)
         return self._rehearsal_losses(self.model, fragments, memory, distractors)
 
     def losses(self, trace: Trace, batch: Batch) -> tuple[Losses, Answered]:
@@ -158,6 +169,25 @@ class MemoryObjective:
         return total, {name: value.detach() for name, value in logs.items()}
 
 
+class RehearsalObjective:
+    """L_rec and L_fam alone, on streams of which nothing is asked: fragments are chosen by chance."""
+
+    def __init__(self, model: MemoryModel, settings: RehearsalSettings) -> None:
+        self.whole = MemoryObjective(model, settings, RandomSampler())
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Logs]:
+        trace = self.whole.model.memorize(batch.stream)
+        # every stream has one question to be rehearsed at its end, real or not
+        asked = batch.query.each(lambda value: value[:, :1])
+        asked = asked._replace(mask=torch.ones_like(asked.mask))
+        query = rehearsed_question(asked, anytime=self.whole.settings.anytime)
+        memory = gather_rows(trace.memories, query.position).squeeze(1)
+        losses = Losses(trace.memories.new_zeros(()), *self.whole.rehearse(batch, query, memory))
+        total = losses.total(self.whole.settings) + sum(trace.losses.values())
+        logs = {"loss": total, "loss_recollection": losses.recollection, "loss_familiarity": losses.familiarity}
+        return total, {name: value.detach() for name, value in logs.items()}
+
+
 class DirectObjective:
     """Loss of a model that sees the whole stream: the history sampler in its own stage, or a direct method."""
 
@@ -171,7 +201,8 @@ class DirectObjective:
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Logs]:
         if not isinstance(self.model, OwnLosses):
-            loss = reason_loss(self.model(batch.stream, batch.query), batch.query)
+            reason: DirectReasoner = self.model
+            loss = reason_loss(reason(batch.stream, batch.query), batch.query)
             return loss, {"loss": loss.detach()}
         answers = self.model.answer_and_losses(batch.stream, batch.query)
         losses = {"reason": reason_loss(answers.scores, batch.query), **answers.losses}

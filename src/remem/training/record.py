@@ -18,8 +18,9 @@ from remem.data.dataset import Split
 from remem.model.assembly import MemoryModel
 from remem.settings.codec import to_json
 from remem.settings.run import Run
-from remem.tasks.base import Tally, Task
+from remem.tasks.base import Tally, Task, plain
 from remem.training.checkpoint import Progress
+from remem.training.query_cost import query_cost
 
 FORMAT = 1
 
@@ -34,6 +35,7 @@ def make_record(
     progress: Progress,
     test: Tally,
     stage_one: dict[str, Any],
+    pretraining: dict[str, Any],
     fingerprint: str,
     device: torch.device,
     wall_seconds: float,
@@ -45,9 +47,9 @@ def make_record(
         "task": task.name,
         "method": run.method,
         "seed": run.seed,
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "made": now(),
         "code": code,
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "versions": versions(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU",
         "data": {
             "fingerprint": {name: split.fingerprint() for name, split in sorted(splits.items())},
@@ -60,10 +62,12 @@ def make_record(
             "params_to_answer": sum(p.numel() for n, p in model.named_parameters() if not n.startswith("decoder.")),
             "state_floats": state_floats(model) if isinstance(model, MemoryModel) else None,
         },
-        "metrics": {"valid": chosen, "test": rounded(task.metrics(test))},
-        "test_by_age": [[age, right, total] for age, (right, total) in sorted(test.ages.items())],
+        "metrics": {"valid": chosen, "test": rounded(task.metrics(test)), "beside": rounded(task.beside())},
+        "test_by_age": _by_age(test.ages),
+        "test_by_age_of": {task.part_names[part]: _by_age(ages) for part, ages in sorted(test.part_ages.items())},
         "history": progress.history,
         "sampler_stage": stage_one,
+        **({"pretraining": pretraining} if pretraining else {}),
         "cost": {
             "steps": progress.step,
             "best_step": progress.best_step,
@@ -71,9 +75,14 @@ def make_record(
             "train_seconds": round(progress.seconds, 1),
             "wall_seconds": round(wall_seconds, 1),
             "peak_memory_mb": peak_memory_mb(device),
+            "query": query_cost(model, splits["test"], precision=run.train.precision)._asdict(),
         },
         "config": to_json(run),
     }
+
+
+def _by_age(ages: dict[int, tuple[float, int]]) -> list[list[float]]:
+    return [[age, plain(right), total] for age, (right, total) in sorted(ages.items())]
 
 
 def state_floats(model: MemoryModel) -> int:
@@ -86,14 +95,25 @@ def rounded(metrics: dict[str, float]) -> dict[str, float]:
     return {name: round(value, 4) for name, value in metrics.items()}
 
 
+def now() -> str:
+    """Date and time of a record."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def versions() -> dict[str, str]:
+    """What the code ran on."""
+    return {"python": platform.python_version(), "torch": torch.__version__}
+
+
 def code_version() -> dict[str, Any]:
     """The commit this code is at: $REMEM_COMMIT where it is set, else of the checkout it runs from, else the release.
 
-    The variable comes first: a copy of a tree may carry a repository that stands at another commit.
+    The variable comes first: a copy of a tree may carry a repository that stands at another commit. What it says can't
+    be checked, so nothing is claimed of changes since.
     """
     version = importlib.metadata.version("remem") if _is_installed() else None
     if told := os.environ.get("REMEM_COMMIT"):
-        return {"version": version, "commit": told, "dirty": False}
+        return {"version": version, "commit": told, "commit_from": "environment", "dirty": None}
     source = Path(__file__).resolve().parents[3]
     commit = _git(source, "rev-parse", "HEAD") if (source / ".git").exists() else ""
     if commit:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,10 @@ import torch
 from torch import nn
 
 from remem.build import Model, build_model, build_sampler
-from remem.bundle import load_sampler, save_bundle, save_sampler, write_file
-from remem.data.dataset import Split
+from remem.bundle import SAMPLER_FILE, fingerprint_of, load_sampler, save_bundle, save_sampler, write_file
+from remem.data.dataset import Split, evaluation_batches
 from remem.errors import BadInput
+from remem.model.assembly import MemoryModel
 from remem.model.sampler import HistorySampler, RandomSampler, Sampler
 from remem.settings.codec import to_json
 from remem.settings.run import Run
@@ -22,8 +22,8 @@ from remem.tasks.base import Metrics, Task
 from remem.tasks.load import load_task
 from remem.training.evaluate import evaluate
 from remem.training.log import StageLog
-from remem.training.loop import fit
-from remem.training.objective import DirectObjective, make_objective
+from remem.training.loop import Clock, fit
+from remem.training.objective import DirectObjective, RehearsalObjective, make_objective
 from remem.training.record import code_version, make_record
 
 CONFIG_FILE = "config.json"
@@ -49,6 +49,8 @@ class Trainer:
     def __init__(
         self, run: Run, folder: Path, *, device: torch.device, quiet: bool = False, task: Task | None = None
     ) -> None:
+        self.clock = Clock()
+        self.code = code_version()  # now, not at the end: the checkout may have moved on by then
         self.run, self.folder, self.device, self.quiet = run, folder, device, quiet
         self.task = task or load_task(run.task)
         self.splits: dict[str, Split] = {}
@@ -61,13 +63,12 @@ class Trainer:
 
     def train(self, *, resume: bool = False) -> tuple[Model, dict[str, Any]]:
         """Both stages, the test, and the record."""
-        started = time.perf_counter()
-        code = code_version()  # now, not at the end: the checkout may have moved on by then
         self.folder.mkdir(parents=True, exist_ok=True)
         write_file(self.folder / CONFIG_FILE, json.dumps(to_json(self.run), indent=1).encode())
         sampler, stage_one = self._sampler(resume)
         torch.manual_seed(self.run.seed)
         model = build_model(self.run.model, self.task.codec).to(self.device)
+        before = self._pretrain(model, resume)
         objective = make_objective(model, self.run.model.rehearsal, sampler)
         if self.run.train.compile:
             objective.compile()
@@ -76,13 +77,14 @@ class Trainer:
             progress = fit(
                 model, objective, self.split("train"), self._validator(model, settings.precision), settings,
                 seed=self.run.seed, log=log, checkpoint=self.folder / "checkpoint.safetensors", resume=resume,
+                clock=self.clock,
             )  # fmt: skip
         fingerprint = save_bundle(self.folder, model, self.run, self.task.codec)
         test = evaluate(model, self.split("test"), batch_size=settings.batch_size, precision=settings.precision)
         record = make_record(
-            self.run, self.task, model, code=code,
-            splits=self.splits, progress=progress, test=test, stage_one=stage_one,
-            fingerprint=fingerprint, device=self.device, wall_seconds=time.perf_counter() - started,
+            self.run, self.task, model, code=self.code,
+            splits=self.splits, progress=progress, test=test, stage_one=stage_one, pretraining=before,
+            fingerprint=fingerprint, device=self.device, wall_seconds=self.clock.seconds,
         )  # fmt: skip
         write_file(self.folder / RECORD_FILE, json.dumps(record, indent=1).encode())
         return model, record
@@ -94,8 +96,15 @@ class Trainer:
         if rehearsal.sampler == "random":
             return RandomSampler(), {}
         folder = rehearsal.sampler_from or self.folder
-        if rehearsal.sampler_from or (resume and (folder / "sampler.safetensors").exists()):
-            return load_sampler(folder, self.task.codec).to(self.device), {"from": str(folder.name)}
+        if rehearsal.sampler_from:
+            sampler, facts = load_sampler(folder, self.task.codec)
+            # what it took belongs to the run it came from, and is told here, since this one could not do without
+            told = {name: value for name, value in facts.items() if name not in ("history", "wall_seconds")}
+            return sampler.to(self.device), {"from": folder.name, **told}
+        if resume and (folder / SAMPLER_FILE).exists():
+            sampler, facts = load_sampler(folder, self.task.codec)
+            self.clock.go_on_from(facts.get("wall_seconds", 0.0))
+            return sampler.to(self.device), facts
         return self._train_sampler(resume)
 
     def _train_sampler(self, resume: bool) -> tuple[HistorySampler, dict[str, Any]]:
@@ -106,11 +115,51 @@ class Trainer:
             progress = fit(
                 sampler, DirectObjective(sampler), self.split("train"), self._validator(sampler, settings.precision),
                 settings, seed=self.run.seed, log=log, checkpoint=self.folder / "sampler-checkpoint.safetensors",
-                resume=resume,
+                resume=resume, clock=self.clock,
             )  # fmt: skip
-        save_sampler(self.folder, sampler, self.run, self.task.codec)
-        facts = {"steps": progress.step, "seconds": round(progress.seconds, 1), "history": progress.history}
+        facts = {
+            "steps": progress.step,
+            "best_step": progress.best_step,
+            "score": round(progress.best_score, 4),
+            "seconds": round(progress.seconds, 1),
+            "wall_seconds": round(self.clock.seconds, 1),
+            "seed": self.run.seed,
+            "fingerprint": fingerprint_of(sampler),
+            "code": self.code,
+            "history": progress.history,
+        }
+        save_sampler(self.folder, sampler, self.run, self.task.codec, facts)
         return sampler.eval().requires_grad_(False), facts
+
+    def _pretrain(self, model: Model, resume: bool) -> dict[str, Any]:
+        """Rehearse the task's streams without questions; chosen by the loss on the validation streams."""
+        settings, rehearsal = self.run.pretrain, self.run.model.rehearsal
+        if not settings.steps:
+            return {}
+        if self.task.unlabelled is None or not isinstance(model, MemoryModel) or not rehearsal.enabled:
+            raise BadInput(
+                f"{self.task.name}/{self.run.method} can't be trained before it answers: that takes streams without "
+                "questions and a memory that rehearses; give --pretrain.steps 0."
+            )
+        objective = RehearsalObjective(model, rehearsal)
+
+        def validate() -> tuple[float, Metrics]:
+            model.eval()
+            with torch.no_grad(), torch.random.fork_rng():
+                torch.manual_seed(0)
+                batches = evaluation_batches(self.split("valid"), settings.batch_size)
+                # a stream alone has no other to take replacement items from
+                losses = [float(objective(batch)[0]) for batch in batches if len(batch.ids) > 1]
+            model.train()
+            loss = sum(losses) / len(losses)
+            return -loss, {"rehearsal_loss": loss}
+
+        with self._log("rehearsal alone", "pretrain", settings.steps) as log:
+            progress = fit(
+                model, objective, self.task.unlabelled().to(self.device), validate, settings, seed=self.run.seed,
+                log=log, checkpoint=self.folder / "pretrain-checkpoint.safetensors", resume=resume, clock=self.clock,
+            )  # fmt: skip
+        return {"steps": progress.step, "seconds": round(progress.seconds, 1), "history": progress.history}
 
     def _validator(self, model: nn.Module, precision: str) -> Callable[[], tuple[float, Metrics]]:
         def validate() -> tuple[float, Metrics]:

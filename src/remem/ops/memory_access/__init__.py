@@ -17,7 +17,7 @@ from remem.ops.paths import HAS_TRITON, fast, reference_only
 
 __all__ = ["AccessState", "CommandLayout", "access", "reference_only"]
 
-MAX_BLOCKS, MAX_SLOTS, MAX_WIDTH, MAX_READS = 4, 32, 128, 8
+MAX_BLOCKS, MAX_SLOTS, MAX_WIDTH, MAX_READS = 4, 32, 256, 8
 
 
 def access(

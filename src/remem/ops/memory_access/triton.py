@@ -339,7 +339,7 @@ def forward(
     _forward[(b, c)](
         *state, xi.contiguous(), real.contiguous(), *after, parts,
         **_constants(*slots.shape[1:], read_weights.shape[2], links.shape[-1] > 0),
-        num_warps=_warps(b * c), num_stages=1,
+        num_warps=_warps(b * c, slots.shape[-1]), num_stages=1,
     )  # fmt: skip
     return (*after, parts.flatten(1) if c == 1 else parts.sum(dim=1))
 
@@ -362,14 +362,17 @@ def backward(
     _backward[(b, c)](
         *(x.contiguous() for x in given), *grads,
         **_constants(*slots.shape[1:], read_weights.shape[2], links.shape[-1] > 0),
-        num_warps=_warps(b * c), num_stages=1,
+        num_warps=_warps(b * c, slots.shape[-1]), num_stages=1,
     )  # fmt: skip
     return tuple(grads)
 
 
-def _warps(programs: int) -> int:
-    """Small programs share a processor where there are enough of them; one that has it alone is better large."""
-    return 4 if programs > MULTIPROCESSORS else 8
+def _warps(programs: int, width: int) -> int:
+    """Small programs share a processor where there are enough of them; one that has it alone is better large.
+
+    So is one with wide slots, which would not fit into the registers of four.
+    """
+    return 4 if programs > MULTIPROCESSORS and width <= 128 else 8
 
 
 @cache

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from remem.ops.paths import HAS_TRITON, fast, reference_only
-from remem.ops.write_scan import reference
+from remem.ops.write_scan import native, reference
 from remem.ops.write_scan.cpu import CpuScan
 from remem.ops.write_scan.reference import Scanned, ScanWeights
 
@@ -85,6 +86,8 @@ def write_scan(
         return reference.write_scan(slots, features, item_mask, order, segment_mask, weights, gain)
     real = item_mask[order] & segment_mask[..., None]
     scan = fused(slots, features, item_mask, weights, gain, prepare)
+    if not slots.is_cuda and _trains(*scan) and native.available():
+        return Scanned(*native.NativeScan.apply(*scan[:2], real, order, *scan[2:], in_turn))  # type: ignore[no-untyped-call]
     if not slots.is_cuda:
         return Scanned(*CpuScan.apply(*scan[:2], real, order, *scan[2:]))  # type: ignore[no-untyped-call]
     with torch.autocast("cuda", enabled=False):
@@ -97,8 +100,35 @@ def _has_fast_path(slots: Tensor, features: Tensor) -> bool:
         return False
     if not slots.is_cuda:
         return not torch.is_autocast_enabled("cpu") and features.dtype == torch.float32
-    widest = 256 if torch.is_autocast_enabled("cuda") or features.dtype == torch.bfloat16 else 128
-    return HAS_TRITON and features.shape[2] <= widest and max(features.shape[1], slots.shape[1]) <= 64
+    low = torch.is_autocast_enabled("cuda") or features.dtype == torch.bfloat16
+    n, d = features.shape[1:]
+    if not HAS_TRITON or d > (256 if low else 128) or max(n, slots.shape[1]) > 64:
+        return False
+    return d <= 128 or _has_room(slots.shape[1], n, d, torch.bfloat16 if low else torch.float32, slots.device)
+
+
+@cache
+def _has_room(k: int, n: int, d: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether this GPU has the shared memory that the kernels take when slots are wide: tried once, on one segment."""
+    from triton.runtime.errors import OutOfResources
+
+    from remem.ops.write_scan.triton import backward, forward
+
+    slots, items = torch.zeros(1, k, d, device=device), torch.zeros(1, n, 4 * d, device=device, dtype=dtype)
+    real = torch.ones(1, 1, n, dtype=torch.bool, device=device)
+    order = torch.zeros(1, 1, dtype=torch.long, device=device)
+    weight, bias, row = (torch.zeros(shape, device=device) for shape in ((4 * d, d), (k, 4 * d), (d,)))
+    try:
+        kept = forward(slots, items, real, order, weight, bias, row, row)
+        backward(torch.zeros_like(kept.memories), items, real, order, weight, bias, row, kept.memories, *kept[2:], True)
+    except OutOfResources:
+        return False
+    return True
+
+
+def _trains(*tensors: Tensor) -> bool:
+    """Whether gradients are wanted: a memory that is served must not depend on whether there is a compiler."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 # Operations of their own, so that torch.compile takes each as one node without looking inside; Triton is imported by

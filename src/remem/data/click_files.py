@@ -1,0 +1,223 @@
+"""Click logs to prepared data: `remem data import PATH --task lastfm | assistments | xlong | clicks`.
+
+All become the same: `events`, the items of all users one after another in time order; `users`, where each begins and
+ends and whether it is kept for testing; for XLong also `targets`, an item that was clicked next and one that was not.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from io import BufferedIOBase
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from remem.data.babi_format import MalformedFile
+from remem.data.prepared import Array, Writer, replacing
+from remem.data.random import StableRandom
+from remem.data.sources import base, files_of, lines_of
+from remem.errors import BadInput
+
+LARGEST = 2**31 - 2
+
+
+class User(NamedTuple):
+    """One user's items in time order, and whether the publishers keep the user for testing."""
+
+    items: Array
+    test: bool
+    targets: tuple[int, int] | None = None
+
+
+def import_clicks(task: str, paths: Sequence[Path], folder: Path) -> dict[str, Any]:
+    """Check the files of a task and prepare them in `folder`; returns the manifest. All or nothing is kept."""
+    wanted, read, expected = _READERS[task]
+    sources: dict[str, int] = {}
+    with replacing(folder) as writer:
+        largest, users, events, names = 0, 0, 0, None
+        for path in paths:
+            for name, file in files_of(path, lambda found: bool(wanted.fullmatch(base(found)))):
+                if names is not None:
+                    raise BadInput(
+                        f"{name} is a second log; give one file with all users, so that items have one number each."
+                    )
+                found = read(name, file)
+                names = found.names if found.names is not None else names
+                for user in found.users:
+                    _put(writer, user)
+                    largest, users, events = max(largest, int(user.items.max())), users + 1, events + len(user.items)
+                    largest = max(largest, *(user.targets or (0,)))
+                    sources[name] = sources.get(name, 0) + 1
+        if not users:
+            raise BadInput(f"{', '.join(map(str, paths))} holds no file of {task}; expected {expected}.")
+        if names is not None:
+            writer.write_lines("items", names)
+        return writer.finish(
+            "clicks", name=task, num_items=largest + 1, responses=task == "assistments",
+            counts={"users": users, "events": events}, sources=sources,
+        )  # fmt: skip
+
+
+class Found(NamedTuple):
+    """The users of a file, one after another, and the names of their items where those are no numbers."""
+
+    users: Iterator[User]
+    names: list[str] | None = None
+
+
+def _put(writer: Writer, user: User) -> None:
+    end = writer.append("events", user.items.astype(np.int32))
+    writer.append("users", np.array([[end - len(user.items), end, user.test]], dtype=np.int64))
+    if user.targets is not None:
+        writer.append("targets", np.array([user.targets], dtype=np.int64))
+
+
+def _numbers(text: str, separator: str | None, name: str, line: int, what: str) -> Array:
+    fields = text.split(separator)
+    try:
+        numbers = np.array(fields, dtype=np.int64)
+    except (ValueError, OverflowError):
+        wrong = next(field for field in fields if not field.strip().isdecimal())
+        raise MalformedFile(name, line, f"{wrong!r} is no {what}; expected a number of 0 or more") from None
+    if not len(numbers):
+        raise MalformedFile(name, line, f"there is no {what}")
+    if numbers.min() < 0 or numbers.max() > LARGEST:
+        raise MalformedFile(name, line, f"a {what} is not between 0 and {LARGEST}")
+    return numbers
+
+
+def _lastfm(name: str, file: BufferedIOBase) -> Found:
+    """One line a user: item numbers separated by spaces."""
+
+    def users() -> Iterator[User]:
+        for number, line in lines_of(file, name):
+            yield User(_numbers(line, None, name, number, "item"), test="test" in base(name))
+
+    return Found(users())
+
+
+def _assistments(name: str, file: BufferedIOBase) -> Found:
+    """Four lines a student: who, problems, skills, right or wrong. An event is 2 problem + 1 if it was solved."""
+
+    def users() -> Iterator[User]:
+        lines = lines_of(file, name)
+        for number, head in lines:
+            _numbers(head, ",", name, number, "student")
+            rows = []
+            for what in ("problem", "skill", "response"):
+                number, line = next(lines, (number + 1, ""))
+                if not line:
+                    raise MalformedFile(name, number, f"the student's {what}s are missing")
+                rows.append(_numbers(line, ",", name, number, what))
+            if len({len(row) for row in rows}) > 1:
+                raise MalformedFile(name, number, "a student has as many problems as skills and responses, here not")
+            if rows[2].max() > 1:
+                raise MalformedFile(name, number, f"{rows[2].max()} is no response; expected 0 or 1")
+            # one of the five folds is kept for testing
+            yield User(2 * rows[0] + rows[2], test="test5" in base(name))
+
+    return Found(users())
+
+
+def _xlong(name: str, file: BufferedIOBase) -> Found:
+    """A line a user, tabs between: index, user, items, clicked item, other item, and two lists of users (not read)."""
+
+    def users() -> Iterator[User]:
+        for number, line in lines_of(file, name):
+            fields = line.split("\t")
+            if len(fields) < 5:
+                raise MalformedFile(name, number, f"{len(fields)} fields; expected at least 5, with tabs in between")
+            clicked, other = (int(_numbers(field, ",", name, number, "item")[0]) for field in fields[3:5])
+            yield User(_numbers(fields[2], ",", name, number, "item"), "test" in base(name), (clicked, other))
+
+    return Found(users())
+
+
+def _own_log(name: str, file: BufferedIOBase) -> Found:
+    """Rows of user, item and time in any order, as csv or parquet; users are split by lot."""
+    read = _parquet_columns if name.endswith(".parquet") else _csv_columns
+    users, items, times = read(name, file)
+    user_names, user = np.unique(users, return_inverse=True)
+    item_names, item = np.unique(items, return_inverse=True)
+    order = np.lexsort((np.arange(len(user)), times, user))
+    bounds = np.searchsorted(user[order], np.arange(len(user_names) + 1))
+    held = set(StableRandom("clicks", "test").permutation(len(user_names))[: len(user_names) // 5].tolist())
+    found = (
+        User(item[order[first:end]], test=number in held)
+        for number, (first, end) in enumerate(pairwise(bounds.tolist()))
+    )
+    return Found(found, [str(each) for each in item_names])
+
+
+def _csv_columns(name: str, file: BufferedIOBase) -> tuple[Array, Array, Array]:
+    users, items, times = [], [], array("d")
+    reader = csv.reader((line + "\n" for _, line in lines_of(file, name)), strict=True)
+    header = next(reader, [])
+    columns = [header.index(column) if column in header else -1 for column in ("user", "item", "time")]
+    if -1 in columns:
+        raise MalformedFile(name, 1, "expected a header with the columns user, item and time")
+    try:
+        for row in reader:
+            if len(row) != len(header):
+                raise MalformedFile(name, reader.line_num, f"{len(row)} fields; expected {len(header)}")
+            user, item, time = (row[column] for column in columns)
+            users.append(user)
+            items.append(item)
+            times.append(_time(time, name, reader.line_num))
+    except csv.Error as error:
+        raise MalformedFile(name, reader.line_num, f"this is not a csv row ({error})") from None
+    if not users:
+        raise MalformedFile(name, 2, "there is no event")
+    return np.array(users), np.array(items), np.array(times)
+
+
+def _time(text: str, name: str, line: int) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        try:
+            value = float(np.datetime64(text.strip().removesuffix("Z"), "us").astype(np.int64)) / 1e6
+        except ValueError:
+            raise MalformedFile(name, line, f"{text!r} is no time; expected a number or 2021-07-18T12:00:00") from None
+    if value != value:
+        raise MalformedFile(name, line, "the time is not a number")
+    return value
+
+
+def _parquet_columns(name: str, file: BufferedIOBase) -> tuple[Array, Array, Array]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise BadInput(
+            "Reading parquet files needs pyarrow: pip install 'remem[data]', or give the log as csv."
+        ) from None
+    try:
+        table = parquet.read_table(pyarrow.PythonFile(file), columns=["user", "item", "time"])
+    except (pyarrow.ArrowException, KeyError) as error:
+        raise BadInput(f"{name} is not a parquet file with the columns user, item and time ({error}).") from None
+    columns = []
+    for column in ("user", "item", "time"):
+        if table[column].null_count:
+            raise BadInput(f"{name}: the column {column!r} has {table[column].null_count} empty values.")
+        columns.append(table[column].to_numpy())
+    if not len(columns[0]):
+        raise BadInput(f"{name} holds no event.")
+    users, items, times = columns
+    return users, items, times
+
+
+_READERS: dict[str, tuple[re.Pattern[str], Callable[[str, BufferedIOBase], Found], str]] = {
+    "lastfm": (re.compile(r"event-(train|test)\.txt"), _lastfm, "event-train.txt and event-test.txt"),
+    "assistments": (re.compile(r"assist2017_pid_test[1-5]\.csv"), _assistments, "assist2017_pid_test1.csv to 5"),
+    "xlong": (
+        re.compile(r"(train|test)_corpus_total_dual\.txt"), _xlong,
+        "train_corpus_total_dual.txt and test_corpus_total_dual.txt",
+    ),
+    "clicks": (re.compile(r".*\.(csv|parquet)"), _own_log, "a .csv or .parquet with the columns user, item and time"),
+}  # fmt: skip

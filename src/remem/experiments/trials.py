@@ -1,0 +1,98 @@
+"""Runs that are no preset: what each changed, what came of it, and how far methods are after equal steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from remem.errors import BadInput
+from remem.experiments.presets import PRESETS, find_preset
+from remem.experiments.records import Record, read_record
+from remem.experiments.tables import cut_short, format_lines, spread
+from remem.experiments.variation import differences
+
+TRIALS = "trials"  # folder in results/ of all runs that are no row of a table
+_NO_REHEARSAL = {"model.rehearsal.recollection_weight", "model.rehearsal.familiarity_weight"}
+_IN_OTHER_COLUMNS = {"task.tasks", "train.steps"}
+Group = list[Record]
+
+
+def find_runs(results: Path, task: str) -> dict[str, Group]:
+    """All runs of a task by folder: those of the tables as `TASK/METHOD`, the others as `trials/TASK/METHOD`."""
+    found: dict[str, Group] = {}
+    for path in [*sorted((results / task).rglob("*.json")), *sorted((results / TRIALS / task).rglob("*.json"))]:
+        found.setdefault(path.parent.relative_to(results).as_posix(), []).append(read_record(path))
+    return found
+
+
+def format_trials(results: Path, task: str, *, parts: tuple[int, ...] | None = None) -> str:
+    """A row for every family of `rm` and every trial, best first: what it changed, its steps and what it reached.
+
+    Args:
+        parts: bAbI only. None takes the runs on all twenty tasks; else those on these tasks alone.
+    """
+    metric, best_first = ("error", 1) if task == "babi" else ("accuracy", -1)
+    base = PRESETS[f"{task}/rm"]
+    chosen = {folder: group for folder, group in find_runs(results, task).items() if _is_asked(folder, group, parts)}
+    fewest = min((r["data"]["streams"]["train"] for group in chosen.values() for r in group), default=0)
+    rows = []
+    for folder, group in chosen.items():
+        values = [r["metrics"]["test"][metric] for r in group]
+        changed = _told(differences(base, group[0]["config"]), group[0]["data"]["streams"]["train"], fewest)
+        cells = [f"`{folder}`", changed, _steps(group), ", ".join(f"{value:.2f}" for value in values)]
+        if task == "babi" and parts is None:
+            cells.append(", ".join(f"{r['metrics']['test']['failed_tasks']:.0f}" for r in group))
+        rows.append((best_first * (spread(values)["mean"] or 0.0), folder, cells))
+    header = ["run", f"differs from `{task}/rm` by", "steps", f"test {metric} (%)"]
+    if task == "babi" and parts is None:
+        header.append("tasks above 5 %")
+    return format_lines(header, [cells for *_, cells in sorted(rows, key=lambda row: row[:2])], "md", words=2)
+
+
+def _is_asked(folder: str, group: Group, parts: tuple[int, ...] | None) -> bool:
+    tasks = group[0]["config"]["task"].get("tasks")
+    if tasks is not None and (list(parts) != tasks if parts else len(tasks) < 20):
+        return False
+    return folder.startswith(TRIALS) or Path(folder).name.startswith("rm")
+
+
+def _told(changed: dict[str, Any], streams: int, fewest: int) -> str:
+    """Changes as one cell: `name value`; rehearsal that weighs nothing and more training stories are said in words."""
+    longer = "train.steps" in changed
+    changed = {name: value for name, value in changed.items() if name not in _IN_OTHER_COLUMNS}
+    words = []
+    if all(changed.get(name) == 0 for name in _NO_REHEARSAL):
+        words.append("no rehearsal")
+        changed = {name: value for name, value in changed.items() if not name.startswith("model.rehearsal.")}
+    words += [f"{name.split('.', 1)[1]} {value}" for name, value in changed.items()]
+    if streams > fewest:
+        words.append(f"{streams:,} training streams for {fewest:,}")
+    return ", ".join(words) or ("the number of steps" if longer else "nothing")
+
+
+def _steps(group: Group) -> str:
+    done = "–".join(f"{n:,}" for n in dict.fromkeys((min(_done(group)), max(_done(group)))))
+    planned = group[0]["config"]["train"]["steps"]
+    return f"{done} of {planned:,}" + (" †" if any(map(cut_short, group)) else "")
+
+
+def _done(group: Group) -> list[int]:
+    return [r["cost"]["steps"] for r in group]
+
+
+def format_steps(results: Path, task: str, methods: list[str], every: int = 1000) -> str:
+    """Validation accuracy after equal steps, each run's own, and at the end: a column for each method."""
+    runs: dict[str, Group] = {}
+    for method in methods:
+        find_preset(f"{task}/{method}")
+        runs[method] = [read_record(path) for path in sorted((results / task / method).glob("*.json"))]
+        if not runs[method]:
+            raise BadInput(f"There are no records of {task}/{method} in {results}.")
+    curves = {m: [{h["step"]: h["accuracy"] for h in r["history"]} for r in group] for m, group in runs.items()}
+    most = max(step for group in curves.values() for curve in group for step in curve)
+    rows = []
+    for step in range(every, most + 1, every):
+        cells = [", ".join(f"{c[step]:.1f}" for c in group if step in c) or "–" for group in curves.values()]
+        rows.append([f"{step:,}", *cells])
+    ends = [", ".join(f"{c[max(c)]:.1f} ({max(c):,})" for c in group) for group in curves.values()]
+    return format_lines(["steps", *methods], [*rows, ["last (steps)", *ends]], "md")

@@ -1,0 +1,49 @@
+"""From what a person writes, a path or an address and a model's folder, to a store and a network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from remem.service.errors import StoreUnavailable
+from remem.service.network import Network
+from remem.service.no_model import NoModel
+from remem.service.store import Durability, Store
+from remem.service.stores.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from remem.bundle import Bundle
+
+_REDIS = ("redis://", "rediss://", "unix://")
+
+
+def open_store(store: str | Path | Store, *, durability: Durability = "fsync", read_only: bool = False) -> Store:
+    """A store file, `redis://…`, `:memory:`; a store is returned as it is."""
+    if not isinstance(store, str | Path):
+        return store
+    if str(store) == ":memory:":
+        return MemoryStore()
+    if str(store).startswith(_REDIS):
+        from remem.service.stores.redis import RedisStore
+
+        return RedisStore(str(store), durability=durability, read_only=read_only)
+    from remem.service.stores.sqlite import SqliteStore
+
+    return SqliteStore(store, durability=durability, read_only=read_only)
+
+
+def require_store(store: str | Path) -> None:
+    """Refuse a path where there is no store, where opening for writing would make one."""
+    if not str(store).startswith(_REDIS) and not Path(store).is_file():
+        raise StoreUnavailable(f"{store} does not exist; an append creates it.")
+
+
+def open_network(model: str | Path | Bundle | Network | None) -> Network:
+    """The saved model in a folder, or a bundle, behind the engine's interface; a network is returned as it is."""
+    if model is None:
+        return NoModel()
+    if not isinstance(model, str | Path) and hasattr(model, "fold"):
+        return cast(Network, model)
+    from remem.service.bundle_network import BundleNetwork
+
+    return BundleNetwork.open(model)

@@ -1,0 +1,1 @@
+"""Stores on one contract: in memory, SQLite, Redis."""

@@ -1,0 +1,220 @@
+"""The one who writes to a store file, and gathers what waits into one commit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from remem.service.errors import Draining, StaleEpoch, StoreUnavailable
+from remem.service.stores.sqlite_file import DISK_ERRORS
+
+T = TypeVar("T")
+Job = Callable[[sqlite3.Connection], Any]
+_Queued = tuple[Job | None, Future[Any]]
+_Outcome = tuple[Future[Any], Any, BaseException | None]
+
+_MOST_JOBS = 128
+_GATHERING = 0.002
+_PURGE_SECONDS = 0.25
+# after these nothing was written and the next commit may succeed; after any other failure nobody knows what the disk
+# holds, and to go on as if nothing had happened is how databases lose data
+_HARMLESS = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_READONLY}
+
+
+class Writer:
+    """Runs jobs in order; each returns to its caller after the commit that holds it has reached the disk.
+
+    A thread does it all, unless the writer is lent to an event loop. Python's threads take turns at every statement,
+    and a thread that writes beside a busy loop spends its time waiting for the next turn; so the loop then runs quick
+    jobs itself, and leaves only the commit, which waits for the disk, to a thread.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, epoch: int) -> None:
+        self._connection, self._epoch = connection, epoch
+        self._jobs: queue.SimpleQueue[_Queued] = queue.SimpleQueue()
+        self._closing = threading.Lock()
+        self._closed = False
+        self._broken: str | None = None
+        self.purge_wanted = False
+        self.commits = 0
+        self._connection_free = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._quick: deque[_Queued] = deque()
+        self._commits = ThreadPoolExecutor(1, "remem-sqlite-commit")
+        self._thread = threading.Thread(target=self._work, name="remem-sqlite-writer", daemon=True)
+        self._thread.start()
+
+    def run(self, job: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a job in a transaction; its refusal comes back as the exception it raised."""
+        result: T = self._submit(job).result()
+        return result
+
+    def submit(self, job: Callable[[sqlite3.Connection], T]) -> Future[T]:
+        """Queue a quick job; the future is done after the commit that holds it."""
+        return self._submit(job, quick=True)
+
+    def purge(self) -> bool:
+        """Fold the log into the file and cut it to nothing; False while a reader holds it."""
+        purged: bool = self._submit(None).result()
+        return purged
+
+    def lend(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """From now on quick jobs run in this loop, which must go on until the writer is taken back with None."""
+        with self._closing:
+            self._loop = loop
+        while loop is None and self._quick:
+            with contextlib.suppress(IndexError):  # the loop may have taken the last one
+                self._jobs.put(self._quick.popleft())
+
+    def close(self) -> None:
+        """Finish the queue, then close the file."""
+        self.lend(None)
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            self._jobs.put((None, Future()))
+        self._thread.join()
+        self._commits.shutdown()
+        self._connection.close()
+
+    def _submit(self, job: Job | None, *, quick: bool = False) -> Future[Any]:
+        future: Future[Any] = Future()
+        with self._closing:
+            if self._closed:
+                raise Draining("The store is closed.")
+            if quick and self._loop is not None:
+                self._quick.append((job, future))
+                self._loop.call_soon_threadsafe(self._run_quick)
+            else:
+                self._jobs.put((job, future))
+        return future
+
+    def _work(self) -> None:
+        crowded = False
+        while True:
+            group = [self._jobs.get()]
+            if crowded and not self._closed:  # a sync shared by more; somebody who writes alone never waits
+                time.sleep(_GATHERING)
+            while group[-1][0] is not None and len(group) < _MOST_JOBS:
+                try:
+                    group.append(self._jobs.get_nowait())
+                except queue.Empty:
+                    break
+            last = group.pop() if group[-1][0] is None else None
+            crowded = len(group) > 1
+            with self._connection_free:
+                if group and (outcomes := self._begin(group)) is not None:
+                    self._commit(group, outcomes)
+                if last is not None:
+                    last[1].set_result(self._purged())
+            self._look_again()
+            if last is not None and self._closed and self._jobs.empty():
+                return
+
+    def _run_quick(self) -> None:
+        """In the loop: all quick jobs that wait, if the connection is free; if not, whoever has it calls again."""
+        if not self._quick or not self._connection_free.acquire(blocking=False):
+            return
+        group = [self._quick.popleft() for _ in range(min(_MOST_JOBS, len(self._quick)))]
+        outcomes = self._begin(group)
+        if outcomes is None:
+            self._connection_free.release()
+            self._look_again()
+            return
+
+        def commit() -> None:
+            try:
+                self._commit(group, outcomes)
+            finally:
+                self._connection_free.release()
+                self._look_again()
+
+        self._commits.submit(commit)
+
+    def _look_again(self) -> None:
+        loop = self._loop
+        if self._quick and loop is not None:
+            loop.call_soon_threadsafe(self._run_quick)
+
+    def _begin(self, group: list[_Queued]) -> list[_Outcome] | None:
+        """All jobs in one transaction; None if it came to nothing, which every job has been told.
+
+        A job that is refused before it writes leaves nothing to undo.
+        """
+        outcomes: list[_Outcome] = []
+        try:
+            if self._broken:
+                raise StoreUnavailable(self._broken)
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._require_epoch()
+            for job, future in group:
+                assert job is not None
+                written = self._connection.total_changes
+                try:
+                    outcomes.append((future, job(self._connection), None))
+                except Exception as refused:
+                    if isinstance(refused, DISK_ERRORS) or self._connection.total_changes != written:
+                        raise
+                    outcomes.append((future, None, refused))
+        except Exception as error:
+            self._refuse(group, error)
+            return None
+        return outcomes
+
+    def _commit(self, group: list[_Queued], outcomes: list[_Outcome]) -> None:
+        """To the disk; only then does anybody hear of it."""
+        try:
+            self._connection.execute("COMMIT")
+            self.commits += 1
+        except Exception as error:
+            self._refuse(group, error)
+            return
+        for future, result, failure in outcomes:
+            if failure is not None:
+                future.set_exception(failure)
+            else:
+                future.set_result(result)
+
+    def _refuse(self, group: list[_Queued], error: Exception) -> None:
+        refusal = self._rolled_back(error)
+        for _, future in group:
+            future.set_exception(refusal)
+
+    def _rolled_back(self, error: Exception) -> Exception:
+        if isinstance(error, sqlite3.Error):
+            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+            if code not in _HARMLESS:
+                self._broken = f"Writing has stopped after a failure of the disk ({error}); open the store again."
+        try:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+        except sqlite3.Error as second:
+            self._broken = f"Writing has stopped after a failure of the disk ({second}); open the store again."
+        if isinstance(error, sqlite3.Error):
+            return StoreUnavailable(self._broken or f"Nothing was written: {error}.")
+        return error
+
+    def _require_epoch(self) -> None:
+        found = self._connection.execute("SELECT value FROM meta WHERE name = 'epoch'").fetchone()
+        if found is None or found[0] != self._epoch:
+            raise StaleEpoch("Another process has taken over this store; this one must not write any more.")
+
+    def _purged(self) -> bool:
+        self.purge_wanted = True
+        try:
+            self._connection.execute(f"PRAGMA busy_timeout = {int(1000 * _PURGE_SECONDS)}")
+            busy, *_ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            self._connection.execute("PRAGMA busy_timeout = 5000")
+        except sqlite3.Error:
+            return False
+        self.purge_wanted = bool(busy)
+        return not busy

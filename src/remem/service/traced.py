@@ -1,0 +1,48 @@
+"""A model's step as a recorded graph: run step by step, the interpreter would take as long as the arithmetic.
+
+A graph is used only where it gives the same bits as the module on every example, so nobody can tell but by the time.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+_RUNS = 3  # the graph's executor rewrites it after its first runs
+
+Step = Callable[..., tuple[Tensor, ...]]
+
+
+class _Recorded(nn.Module):
+    """A graph needs a module; the weights are found through it."""
+
+    def __init__(self, module: nn.Module, step: Step) -> None:
+        super().__init__()
+        self.module, self.step = module, step
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.step(*inputs))
+
+
+@torch.no_grad()
+def traced(module: nn.Module, step: Step, examples: Sequence[tuple[Tensor, ...]]) -> Step:
+    """`step`, a function of tensors and of the module's weights, recorded on the first of these inputs.
+
+    Returns `step` itself where it can't be recorded, or where the graph differs on any of the examples: they should be
+    of every size that may come.
+    """
+    wanted = [tuple(step(*inputs)) for inputs in examples]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch advises compiling instead, which takes a compiler and minutes
+            graph: Step = torch.jit.freeze(torch.jit.trace(_Recorded(module, step).eval(), examples[0]))
+        for inputs, want in zip(examples, wanted, strict=True):
+            for _ in range(_RUNS):
+                if not all(map(torch.equal, graph(*inputs), want)):
+                    return step
+    except Exception:  # whatever stands against a graph does not stand against the step
+        return step
+    return graph

@@ -1,0 +1,158 @@
+"""NarrativeQA: both published forms give the same questions, and what is malformed is refused with its place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from remem.data.long_twins import write_narrativeqa
+from remem.data.narrativeqa import Summaries, as_split, folds
+from remem.data.narrativeqa_files import import_narrativeqa
+from remem.errors import BadInput
+
+
+@pytest.fixture
+def dumps(tmp_path: Path) -> Summaries:
+    write_narrativeqa(tmp_path / "raw")
+    import_narrativeqa([tmp_path / "raw"], tmp_path / "data")
+    return Summaries(tmp_path / "data")
+
+
+def texts(data: Summaries, split: str) -> list[list[str]]:
+    return [
+        [" ".join(data.text(*question[i : i + 2])) for i in (0, 2, 4)]
+        for number in data.numbers(split)
+        for question in data.questions_of[number]
+    ]
+
+
+def test_both_published_forms_hold_the_same_questions(dumps: Summaries, tmp_path: Path) -> None:
+    write_narrativeqa(tmp_path / "csv", form="csv")
+    counts = import_narrativeqa([tmp_path / "csv"], tmp_path / "official")["counts"]
+    official = Summaries(tmp_path / "official")
+    for split in ("valid", "test"):
+        assert texts(official, split) == texts(dumps, split)
+        assert [official.text(*official.documents[n][:2]) for n in official.numbers(split)] == [
+            dumps.text(*dumps.documents[n][:2]) for n in dumps.numbers(split)
+        ]
+    assert counts["train"] == {"documents": 6, "questions": 24}
+    assert dumps.numbers("train") == []
+
+
+def test_a_batch_reads_the_summary_and_its_candidates_are_its_answers(dumps: Summaries) -> None:
+    documents = dumps.numbers("test")
+    codec = dumps.build_codec(documents, segment_len=20, least=1)
+    split = as_split(dumps, documents, codec, truncate=False)
+    assert split.num_questions == 24
+    (bucket,) = split.buckets
+    batch = split.batch(0, torch.tensor([2]))
+    number = int(batch.ids[0])
+    stream = batch.stream
+    words = [codec.words[i] for i in stream.items[stream.order[0][stream.segment_mask[0]]][
+        stream.item_mask[stream.order[0][stream.segment_mask[0]]]].tolist()]  # fmt: skip
+    assert words == dumps.text(*dumps.documents[number][:2])
+    assert batch.query.candidates is not None
+    for q, question in enumerate(dumps.questions_of[number]):
+        right = int(batch.query.answer[0, q])
+        tokens, mask = (value[0, right] for value in batch.query.candidates)
+        assert [codec.words[i] for i in tokens[mask].tolist()] == dumps.text(*question[2:4])
+        # the dump's span is an answer word for word: the segment that holds it is known
+        segment = stream.items[stream.order[0, int(batch.query.evidence[0, q])]]
+        assert dumps.text(*question[4:6])[-1] in [codec.words[i] for i in segment.tolist()]
+    assert len(bucket.query.answer[0].unique()) == 4
+    assert (bucket.query.position == bucket.segment_mask.sum(dim=1, keepdim=True)).all()
+
+
+@pytest.mark.parametrize(("truncate", "longest"), [(False, 5), (True, 5)])
+def test_a_long_sentence_becomes_several_segments_or_loses_its_end(
+    dumps: Summaries, truncate: bool, longest: int
+) -> None:
+    number = dumps.numbers("test")[0]
+    segments = dumps.segments(number, longest, truncate=truncate)
+    first, end, _ = dumps.documents[number]
+    assert max(length for _, length in segments) == longest
+    covered = [place for start, length in segments for place in range(start, start + length)]
+    assert (covered == list(range(first, end))) != truncate
+    sentences = len(dumps.segments(number, 99, truncate=False))
+    assert (len(segments) == sentences) == truncate
+
+
+def test_words_outside_the_vocabulary_are_unknown(dumps: Summaries) -> None:
+    documents = dumps.numbers("test")
+    codec = dumps.build_codec(documents[:1], segment_len=20, least=3)
+    items = as_split(dumps, documents, codec, truncate=False).batch(0, torch.arange(6)).stream
+    assert (items.items[items.item_mask] == 0).any()
+    assert codec.encode_question("Where did Zeno walk?")[2] == 0
+
+
+def test_every_document_is_held_out_in_exactly_one_fold() -> None:
+    documents = list(range(100, 123))
+    held = []
+    for fold in range(5):
+        train, valid = folds(documents, 5, fold)
+        assert sorted(train + valid) == documents
+        held += valid
+    assert sorted(held) == documents
+    with pytest.raises(BadInput, match="fold 5 of 5"):
+        folds(documents, 5, 5)
+
+
+def test_summaries_without_questions_are_streams_without_questions(tmp_path: Path) -> None:
+    write_narrativeqa(tmp_path / "raw")
+    (tmp_path / "raw" / "summaries.csv").write_text(
+        'document_id,set,summary\nnew,train,"A raw text, cut here. Two sentences."\nseen,test,"Kept for testing."\n'
+    )
+    (tmp_path / "raw" / "fox-story.csv").write_text('section,text\n1,"A fox."\n2,"It ran."\n')
+    counts = import_narrativeqa([tmp_path / "raw"], tmp_path / "data")["counts"]
+    assert counts["unlabelled"] == {"documents": 2, "questions": 0}
+    data = Summaries(tmp_path / "data")
+    split = as_split(data, data.numbers("unlabelled"), data.build_codec([0], 20, 1), truncate=False)
+    assert split.num_questions == 0
+    assert len(split) == 2
+    assert sorted(int(n) for b in split.buckets for n in b.segment_mask.sum(dim=1)) == [2, 2]
+
+
+MALFORMED = {
+    "not JSON": ("dev.json", "[\n{", r"dev.json, line 2: this is not JSON"),
+    "not a list": ("dev.json", "{}", r"dev.json, line 1: expected a list"),
+    "no field": ("dev.json", '[{"_id": "a"}]', r"dev.json, entry 1: the field 'context.tokens' is missing"),
+    "one answer": (
+        "dev.json",
+        json.dumps([{"_id": "a", "context.tokens": "b", "question.tokens": "c", "ground_truths": ["d"]}]),
+        r"dev.json, entry 1: a field is not of the kind",
+    ),
+    "empty answer": (
+        "dev.json",
+        json.dumps([{"_id": "a", "context.tokens": "b", "question.tokens": "c", "ground_truths": ["d", " "]}]),
+        r"dev.json, entry 1: a question or an answer has no word",
+    ),
+    "no column": ("qaps.csv", "document_id,question\na,b\n", r"qaps.csv, line 1: the column 'question_tokenized'"),
+    "short row": (
+        "qaps.csv",
+        "document_id,question_tokenized,answer1_tokenized,answer2_tokenized\na,b,c,d\na,b\n",
+        r"qaps.csv, line 3: the row has more or fewer fields",
+    ),
+    "unknown set": ("summaries.csv", "document_id,set,summary\na,dust,b\n", r"summaries.csv, line 2: set is 'dust'"),
+    "not UTF-8": ("summaries.csv", b"document_id,set,summary\na,train,\xff\n", r"summaries.csv, line 2: .* UTF-8"),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_a_malformed_file_is_refused_with_its_place_and_nothing_is_kept(tmp_path: Path, case: str) -> None:
+    name, content, message = MALFORMED[case]
+    write_narrativeqa(tmp_path / "raw")
+    (tmp_path / "raw" / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(BadInput, match=message):
+        import_narrativeqa([tmp_path / "raw"], tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_folder_without_questions_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "summaries.csv").write_text("document_id,set,summary\na,train,b\n")
+    with pytest.raises(BadInput, match="no question of NarrativeQA"):
+        import_narrativeqa([tmp_path], tmp_path / "data")
+    with pytest.raises(BadInput, match="does not exist"):
+        import_narrativeqa([tmp_path / "nowhere"], tmp_path / "data")

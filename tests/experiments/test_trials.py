@@ -1,0 +1,95 @@
+"""Tables of trials and of equal steps: what a run changed, as its record says, old records among them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remem.errors import BadInput
+from remem.experiments.presets import PRESETS
+from remem.experiments.trials import find_runs, format_steps, format_trials
+from remem.experiments.variation import differences
+from remem.settings.codec import to_json
+from remem.settings.model import without_rehearsal
+from remem.settings.run import Run
+
+RM = PRESETS["babi/rm"]
+
+
+def write(results: Path, folder: str, run: Run, error: float, *, steps: int = 35_000, **changes: Any) -> None:
+    """A made-up record of a run on bAbI."""
+    record = {
+        "format": 1, "task": "babi", "method": Path(folder).name, "seed": run.seed, "code": {"commit": "abc"},
+        "data": {"streams": {"train": 100}}, "model": {},
+        "metrics": {"test": {"error": error, "failed_tasks": 2.0}},
+        "cost": {"steps": steps}, "config": to_json(run), **changes,
+    }  # fmt: skip
+    path = results / folder / f"seed{run.seed}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record))
+
+
+def rows(table: str) -> list[str]:
+    return table.splitlines()[2:]
+
+
+def test_a_trials_row_says_what_it_changed_and_the_best_comes_first(tmp_path: Path) -> None:
+    faster = replace(RM, method="fast", train=replace(RM.train, learning_rate=2e-3, max_seconds=9.0))
+    write(tmp_path, "trials/babi/fast", faster, 4.0, steps=1000)
+    write(tmp_path, "babi/rm", RM, 5.0)
+    write(tmp_path, "babi/rm", replace(RM, seed=1), 7.0)
+    write(tmp_path, "babi/dnc", replace(RM, method="dnc"), 1.0)
+    write(tmp_path, "trials/babi/plain", replace(RM, model=without_rehearsal(RM.model)), 9.0)
+    assert rows(format_trials(tmp_path, "babi")) == [
+        "| `trials/babi/fast` | learning_rate 0.002 | 1,000 of 35,000 † | 4.00 | 2 |",
+        "| `babi/rm` | nothing | 35,000 of 35,000 | 5.00, 7.00 | 2, 2 |",
+        "| `trials/babi/plain` | no rehearsal | 35,000 of 35,000 | 9.00 | 2 |",
+    ]
+
+
+def test_runs_on_some_tasks_have_a_table_of_their_own_with_the_streams_they_add(tmp_path: Path) -> None:
+    alone = replace(RM, task=replace(RM.task, tasks=(16,)))  # type: ignore[call-arg]
+    write(tmp_path, "trials/babi/task16", replace(alone, train=replace(RM.train, steps=9)), 50.0, steps=9)
+    write(tmp_path, "trials/babi/task16-more", alone, 40.0, data={"streams": {"train": 600}})
+    write(tmp_path, "babi/rm", RM, 5.0)
+    assert rows(format_trials(tmp_path, "babi", parts=(16,))) == [
+        "| `trials/babi/task16-more` | 600 training streams for 100 | 35,000 of 35,000 | 40.00 |",
+        "| `trials/babi/task16` | the number of steps | 9 of 9 | 50.00 |",
+    ]
+    assert len(rows(format_trials(tmp_path, "babi"))) == 1
+
+
+def test_a_record_from_before_a_setting_or_with_one_that_is_gone_is_read() -> None:
+    config = to_json(RM)
+    del config["model"]["reasoner"]["slot_layers"]
+    config["model"]["machine"]["match"] = False
+    assert differences(RM, config) == {}
+    config["model"]["machine"]["match"] = True
+    assert differences(RM, config) == {"model.machine.match": True}
+
+
+def test_accuracy_after_equal_steps_has_each_run_by_itself_and_its_end(tmp_path: Path) -> None:
+    for folder, seed, curve in (
+        ("synthetic/rm", 0, {1000: 4.0, 2000: 80.0}),
+        ("synthetic/rm", 1, {1000: 5.0, 1500: 6.0}),
+        ("synthetic/dnc", 0, {900: 3.0}),
+    ):
+        history = [{"step": step, "accuracy": value} for step, value in curve.items()]
+        write(tmp_path, folder, replace(PRESETS["synthetic/rm"], seed=seed), 0.0, history=history)
+    assert rows(format_steps(tmp_path, "synthetic", ["rm", "dnc"])) == [
+        "| 1,000 | 4.0, 5.0 | – |",
+        "| 2,000 | 80.0 | – |",
+        "| last (steps) | 80.0 (2,000), 6.0 (1,500) | 3.0 (900) |",
+    ]
+    with pytest.raises(BadInput, match="no records of synthetic/stm"):
+        format_steps(tmp_path, "synthetic", ["stm"])
+
+
+def test_runs_are_found_by_their_folder(tmp_path: Path) -> None:
+    write(tmp_path, "babi/rm", RM, 5.0)
+    write(tmp_path, "trials/babi/x", RM, 5.0)
+    assert list(find_runs(tmp_path, "babi")) == ["babi/rm", "trials/babi/x"]
