@@ -82,6 +82,22 @@ def test_a_tail_that_breaks_the_memory_is_left_out_for_its_own_stream_alone() ->
         assert bad.answer == HashChain().answer(HashChain().initial_memory())
 
 
+class Breaking(HashChain):
+    """Can't answer from one stream, and says so for the whole group."""
+
+    def ask_many(self, asks: Sequence[Ask]) -> list[Any]:
+        if any(b"broken" in payload for ask in asks for segment in ask.fold.segments for payload in segment):
+            raise RuntimeError("broken")
+        return super().ask_many(asks)
+
+
+def test_a_stream_that_nobody_can_answer_from_stops_no_other() -> None:
+    with MemoryEngine.open(":memory:", Breaking()) as engine:
+        for name in ("a", "broken", "b"):
+            engine.append(name, [name], seq=0)
+        assert codes(engine.query_many([question("a"), question("broken"), question("b")])) == ["", "RuntimeError", ""]
+
+
 @pytest.fixture(scope="module")
 def network() -> BundleNetwork:
     return BundleNetwork.open(ROOT / "models" / "synthetic")

@@ -116,6 +116,10 @@ def test_the_guides_figures_are_those_of_the_record() -> None:
     page = (MODELS.parent / "docs" / "service.md").read_text()
     quoted = page.split("<!-- remem bench service -->\n")[1].split("\n<!-- end -->")[0]
     assert quoted == figures(record)
+    slow = json.loads((MODELS.parent / "results" / "service" / "bench" / "service-slow.json").read_text())
+    mixed = slow["load"]["rows"][0]
+    told = f"{mixed['sent_per_second']:.0f} requests a second, an append's p50 of {mixed['append_ms']['p50']:.0f} ms"
+    assert told in page
 
 
 def test_a_model_of_sentences_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

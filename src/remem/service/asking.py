@@ -73,15 +73,23 @@ def answers(
         except Exception as refused:
             results.append(refused)
     while due:
-        said = network.ask_many([each.ask for each in due.values()])
+        said = _said(network, [each.ask for each in due.values()])
         again: dict[int, _Due] = {}
         for (place, each), answer in zip(due.items(), said, strict=True):
             if isinstance(answer, NotFinite) and each.ask.fold.segments:
                 again[place] = each.without_tail()
             else:
-                results[place] = answer if isinstance(answer, NotFinite) else each.answered(answer)
+                results[place] = answer if isinstance(answer, Exception) else each.answered(answer)
         due = again
     return results
+
+
+def _said(network: Network, asks: Sequence[Ask]) -> list[Any | Exception]:
+    """Answers side by side; where that fails as a whole, whose fault it is shows one by one, and it stops no other."""
+    try:
+        return network.ask_many(asks)
+    except Exception as whole:
+        return [each for ask in asks for each in _said(network, [ask])] if len(asks) > 1 else [whole]
 
 
 def _due(question: Question, opened: Callable[[StreamKey], Opened], network: Network, limits: Limits) -> _Due:

@@ -55,6 +55,7 @@ def babi_task(settings: BabiTask, codec: TextCodec | None = None) -> Task:
         read=lambda path: read_babi(path, own),
         metrics=errors,
         score=lambda metrics: -metrics["error"],
+        part_errors=lambda metrics: {task - 1: metrics.get(f"qa{task}", 0.0) for task in settings.tasks},
         chance=100 / own.num_answers,
         sources=read_manifest(settings.folder),
     )

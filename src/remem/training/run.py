@@ -77,7 +77,7 @@ class Trainer:
             progress = fit(
                 model, objective, self.split("train"), self._validator(model, settings.precision), settings,
                 seed=self.run.seed, log=log, checkpoint=self.folder / "checkpoint.safetensors", resume=resume,
-                clock=self.clock,
+                clock=self.clock, part_errors=self.task.part_errors,
             )  # fmt: skip
         fingerprint = save_bundle(self.folder, model, self.run, self.task.codec)
         test = evaluate(model, self.split("test"), batch_size=settings.batch_size, precision=settings.precision)
@@ -115,7 +115,7 @@ class Trainer:
             progress = fit(
                 sampler, DirectObjective(sampler), self.split("train"), self._validator(sampler, settings.precision),
                 settings, seed=self.run.seed, log=log, checkpoint=self.folder / "sampler-checkpoint.safetensors",
-                resume=resume, clock=self.clock,
+                resume=resume, clock=self.clock, part_errors=self.task.part_errors,
             )  # fmt: skip
         facts = {
             "steps": progress.step,

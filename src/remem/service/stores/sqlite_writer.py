@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import queue
 import sqlite3
 import threading
@@ -70,9 +69,10 @@ class Writer:
         """From now on quick jobs run in this loop, which must go on until the writer is taken back with None."""
         with self._closing:
             self._loop = loop
-        while loop is None and self._quick:
-            with contextlib.suppress(IndexError):  # the loop may have taken the last one
-                self._jobs.put(self._quick.popleft())
+        if loop is None:
+            with self._connection_free:  # the loop may be about to take some
+                while self._quick:
+                    self._jobs.put(self._quick.popleft())
 
     def close(self) -> None:
         """Finish the queue, then close the file."""
@@ -125,7 +125,7 @@ class Writer:
         if not self._quick or not self._connection_free.acquire(blocking=False):
             return
         group = [self._quick.popleft() for _ in range(min(_MOST_JOBS, len(self._quick)))]
-        outcomes = self._begin(group)
+        outcomes = self._begin(group) if group else None
         if outcomes is None:
             self._connection_free.release()
             self._look_again()
