@@ -14,7 +14,7 @@ from remem.data.focus import FULL_FOCUS, focused_batches, part_weights
 SIZES = ({0: 30, 1: 6}, {1: 4, 2: 200}, {2: 1})  # streams of each part, bucket by bucket
 
 
-def split_of_parts() -> Split:
+def split_of_parts(lengths: dict[int, int] | None = None) -> Split:
     """Streams of three parts in three buckets; the last bucket is a single stream."""
     buckets, first = [], 0
     for sizes in SIZES:
@@ -22,7 +22,10 @@ def split_of_parts() -> Split:
         zeros, real = torch.zeros(len(parts), 1, dtype=torch.long), torch.ones(len(parts), 1, dtype=torch.bool)
         part = torch.tensor(parts)[:, None]
         query = QueryBatch(zeros[..., None], real[..., None], zeros + 1, zeros, real, part, zeros)
-        buckets.append(Bucket(zeros, real, query, torch.arange(first, first + len(parts))))
+        segments = torch.tensor([(lengths or {}).get(p, 1) for p in parts])
+        order = torch.zeros(len(parts), int(segments.max()), dtype=torch.long)
+        read = torch.arange(order.shape[1]) < segments[:, None]
+        buckets.append(Bucket(order, read, query, torch.arange(first, first + len(parts))))
         first += len(parts)
     return Split(torch.tensor([[1, 2]]), torch.ones(1, 2, dtype=torch.bool), tuple(buckets), repeats=True)
 
@@ -43,6 +46,15 @@ def test_parts_have_equal_shares_however_many_streams_they_have() -> None:
     parts = drawn({}, 10.0)
     assert sum(parts.values()) == 800
     assert all(abs(count - 800 / 3) < 20 for count in parts.values()), parts
+
+
+def test_a_part_of_longer_streams_is_drawn_less_often() -> None:
+    split = split_of_parts(lengths={0: 1, 1: 1, 2: 4})
+    parts = Counter[int]()
+    for bucket, rows in focused_batches(split, {}, 1.0, 8, 100, 0, 0):
+        parts.update(split.buckets[bucket].query.part[rows, 0].tolist())
+    assert parts[0] / parts[2] == pytest.approx(2, rel=0.15)
+    assert parts[1] / parts[2] == pytest.approx(2, rel=0.15)
 
 
 def test_a_part_with_errors_is_drawn_as_often_as_the_focus_says() -> None:

@@ -25,12 +25,15 @@ def focused_batches(
 ) -> list[tuple[int, Int[Tensor, " b"]]]:
     """`count` batches as (bucket, rows), a function of the arguments alone.
 
-    Without errors every part has the same share, however many streams it has. A stream is drawn as often as its weight
-    says, up to one, and streams of a bucket come in a new order every turn.
+    Parts without errors have equal shares, however many streams they have, but for their length: streams four times as
+    long come half as often, between as many streams and as much to read. A stream is drawn as often as its weight says,
+    up to one, and streams of a bucket come in a new order every turn.
     """
     part_of = [bucket.query.part[:, 0].cpu().numpy() for bucket in split.buckets]
-    streams = np.bincount(np.concatenate(part_of))
-    each = np.array(part_weights(errors, focus, len(streams))) / np.maximum(streams, 1)
+    segments = [bucket.segment_mask.sum(dim=1).cpu().numpy() for bucket in split.buckets]
+    streams, read = (np.bincount(np.concatenate(part_of), w) for w in (None, np.concatenate(segments)))
+    streams = np.maximum(streams, 1)
+    each = np.array(part_weights(errors, focus, len(streams))) / streams / np.sqrt(np.maximum(read / streams, 1))
     weights = [each[parts] for parts in part_of]
     random = StableRandom(seed, "focus", turn)
     # a bucket of one stream has no neighbour to take replacement items from
