@@ -72,6 +72,13 @@ def test_streams_of_a_part_are_drawn_alike() -> None:
     assert max(seen.values()) - min(seen.values()) <= 1
 
 
+def test_leading_parts_come_alone() -> None:
+    split, parts = split_of_parts(), set()
+    for bucket, rows in focused_batches(split, {}, 1.0, 8, 30, 0, 0, only=[1]):
+        parts.update(split.buckets[bucket].query.part[rows, 0].tolist())
+    assert parts == {1}
+
+
 def test_batches_have_one_shape_and_leave_a_single_stream_out() -> None:
     batches = focused_batches(split_of_parts(), {2: 50.0}, 10.0, 8, 50, 0, 0)
     assert len(batches) == 50

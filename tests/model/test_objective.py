@@ -64,6 +64,19 @@ def test_questions_whose_answer_was_never_seen_count_for_nothing() -> None:
     assert_close(reason_loss(scores, unseen), reason_loss(scores, padded))
 
 
+def test_per_stream_a_stream_counts_once_however_many_questions_it_has() -> None:
+    query, scores = questions_at([[1, 2], [3, -1], [-1, -1]]), torch.randn(3, 2, 3)
+    losses = {(b, q): cross_entropy(scores[b, q], int(query.answer[b, q])) for b, q in query.mask.nonzero().tolist()}
+    assert_close(reason_loss(scores, query), sum(losses.values()) / 3)
+    by_stream = ((losses[0, 0] + losses[0, 1]) / 2 + losses[1, 0]) / 2
+    assert_close(reason_loss(scores, query, per_stream=True), by_stream)
+    settings = replace(without_rehearsal(RM).rehearsal, per_stream=True)
+    model, batch = make_model(RM).eval(), some_batch()
+    _, logs = MemoryObjective(model, settings, None)(batch)
+    answers = model(batch.stream, batch.query)
+    assert_close(logs["loss_reason"], reason_loss(answers, batch.query, per_stream=True).detach())
+
+
 def test_without_any_question_that_counts_the_reason_loss_is_zero() -> None:
     query = questions_at([[-1, -1], [3, -1]])
     assert reason_loss(torch.randn(2, 2, 3), query._replace(answer=torch.full((2, 2), -1))) == 0

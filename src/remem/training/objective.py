@@ -38,17 +38,20 @@ class Losses(NamedTuple):
         )
 
 
-def reason_loss(scores: Float[Tensor, "b q c"], query: QueryBatch) -> Float[Tensor, ""]:
+def reason_loss(scores: Float[Tensor, "b q c"], query: QueryBatch, *, per_stream: bool = False) -> Float[Tensor, ""]:
     """L_r: cross-entropy of the right answer, or binary cross-entropy of a click, whose logit is the only score.
 
-    The mean over real questions whose answer can be given at all.
+    The mean over real questions whose answer can be given at all; or over streams of the mean over each one's.
     """
     counted, answer = query.mask & (query.answer >= 0), query.answer.clamp(min=0)
     if query.asks_clicks(scores):
         loss = F.binary_cross_entropy_with_logits(scores.squeeze(-1).float(), answer.float(), reduction="none")
     else:
         loss = F.cross_entropy(scores.float().flatten(0, 1), answer.flatten(), reduction="none").view_as(answer)
-    return loss.masked_fill(~counted, 0.0).sum() / counted.sum().clamp(min=1)
+    loss, number = loss.masked_fill(~counted, 0.0), counted.sum(dim=1)
+    if per_stream:
+        return (loss.sum(dim=1) / number.clamp(min=1)).sum() / (number > 0).sum().clamp(min=1)
+    return loss.sum() / number.sum().clamp(min=1)
 
 
 def rehearsed_question(query: QueryBatch, *, anytime: bool = False) -> QueryBatch:
@@ -142,15 +145,19 @@ class MemoryObjective:
         distractors = draw_distractors(stream, fragments, self.model.embed.num_items, settings)
         return self._rehearsal_losses(self.model, fragments, memory, distractors)
 
+    def reason(self, answered: Answered, query: QueryBatch) -> Float[Tensor, ""]:
+        """L_r of the answers."""
+        return reason_loss(answered.scores, query, per_stream=self.settings.per_stream)
+
     def losses(self, trace: Trace, batch: Batch) -> tuple[Losses, Answered]:
         """All three losses, and the answers."""
         if not self.settings.enabled:
             answered, zero = self.model.answer_all(trace, batch.query), trace.memories.new_zeros(())
-            return Losses(reason_loss(answered.scores, batch.query), zero, zero), answered
+            return Losses(self.reason(answered, batch.query), zero, zero), answered
         query = rehearsed_question(batch.query, anytime=self.settings.anytime)
         asked, rehearsed = gather_each(trace.memories, batch.query.position, query.position)
         answered = self.model.answer_from(asked, batch.query)
-        reason, rehearsal = reason_loss(answered.scores, batch.query), self.rehearse(batch, query, rehearsed.squeeze(1))
+        reason, rehearsal = self.reason(answered, batch.query), self.rehearse(batch, query, rehearsed.squeeze(1))
         return Losses(reason, *rehearsal), answered
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Logs]:
