@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remem.data.batch import WHOLE, Candidates, QueryBatch, StreamBatch
-from remem.data.dataset import Bucket, Split, epoch_batches, evaluation_batches, training_batches
+from remem.data.dataset import Bucket, Split, epoch_batches, evaluation_batches, some_questions, training_batches
 from remem.data.synthetic import synthetic_split
 from remem.errors import BadInput
 from remem.settings.tasks import SyntheticTask
@@ -282,3 +282,22 @@ def test_a_batch_says_whether_all_its_questions_come_last() -> None:
     padding = long.query._replace(position=earlier, mask=torch.tensor([[True], [False]]))
     assert replace(split, buckets=(replace(long, query=padding),)).after_all == (True,)
     assert asked.fingerprint() != split.fingerprint()
+
+
+def test_some_questions_of_a_stream_are_drawn_and_padding_only_where_there_are_no_more() -> None:
+    query = QueryBatch(
+        tokens=torch.arange(24).view(2, 4, 3), token_mask=torch.ones(2, 4, 3, dtype=torch.bool),
+        position=torch.arange(8).view(2, 4), answer=torch.arange(8).view(2, 4),
+        mask=torch.tensor([[True] * 4, [False, False, True, False]]),
+        part=torch.zeros(2, 4, dtype=torch.long), evidence=torch.zeros(2, 4, dtype=torch.long),
+    )  # fmt: skip
+    seen = set()
+    for _ in range(40):
+        drawn = some_questions(query, 2)
+        assert drawn.mask.tolist() == [[True, True], [True, False]]
+        assert drawn.answer[1, 0] == 6
+        assert torch.equal(drawn.tokens[..., 0], 3 * drawn.answer)
+        first = drawn.answer[0].tolist()
+        assert len(set(first)) == 2
+        seen.update(first)
+    assert seen == {0, 1, 2, 3}

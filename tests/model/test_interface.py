@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from remem.model.interface import detach_state, gather_rows
+from remem.model.interface import detach_state, gather_each, gather_rows
 from remem.model.machine import SlotState
 
 
@@ -13,6 +13,13 @@ def test_gathered_rows_are_each_streams_own() -> None:
     for b in range(3):
         for q in range(2):
             assert torch.equal(rows[b, q], values[b, index[b, q]])
+
+
+def test_rows_gathered_for_several_indices_are_those_gathered_for_each() -> None:
+    values, few, many = torch.randn(3, 5, 4), torch.tensor([[0], [2], [1]]), torch.randint(5, (3, 4))
+    for found, index in zip(gather_each(values, few, many), (few, many), strict=True):
+        assert torch.equal(found, gather_rows(values, index))
+        assert found.is_contiguous()
 
 
 def test_a_detached_state_has_the_same_values_and_type_and_no_history() -> None:

@@ -64,6 +64,19 @@ def test_questions_whose_answer_was_never_seen_count_for_nothing() -> None:
     assert_close(reason_loss(scores, unseen), reason_loss(scores, padded))
 
 
+def test_per_stream_a_stream_counts_once_however_many_questions_it_has() -> None:
+    query, scores = questions_at([[1, 2], [3, -1], [-1, -1]]), torch.randn(3, 2, 3)
+    losses = {(b, q): cross_entropy(scores[b, q], int(query.answer[b, q])) for b, q in query.mask.nonzero().tolist()}
+    assert_close(reason_loss(scores, query), sum(losses.values()) / 3)
+    by_stream = ((losses[0, 0] + losses[0, 1]) / 2 + losses[1, 0]) / 2
+    assert_close(reason_loss(scores, query, per_stream=True), by_stream)
+    settings = replace(without_rehearsal(RM).rehearsal, per_stream=True)
+    model, batch = make_model(RM).eval(), some_batch()
+    _, logs = MemoryObjective(model, settings, None)(batch)
+    answers = model(batch.stream, batch.query)
+    assert_close(logs["loss_reason"], reason_loss(answers, batch.query, per_stream=True).detach())
+
+
 def test_without_any_question_that_counts_the_reason_loss_is_zero() -> None:
     query = questions_at([[-1, -1], [3, -1]])
     assert reason_loss(torch.randn(2, 2, 3), query._replace(answer=torch.full((2, 2), -1))) == 0
@@ -95,11 +108,8 @@ def test_all_fields_of_the_rehearsed_question_are_of_the_same_question() -> None
 def test_a_stream_without_questions_rehearses_nothing() -> None:
     model, settings = make_model(RM), RM.rehearsal
     batch = batch_of(random_stream(3, 5), questions_at([[-1, -1]] * 3))
-    trace = model.memorize(batch.stream)
-    assert [loss.item() for loss in MemoryObjective(model, settings, RandomSampler()).rehearse(trace, batch)] == [
-        0.0,
-        0.0,
-    ]
+    losses, _ = MemoryObjective(model, settings, RandomSampler()).losses(model.memorize(batch.stream), batch)
+    assert (losses.recollection.item(), losses.familiarity.item()) == (0.0, 0.0)
 
 
 def test_recollection_is_scaled_as_the_decoder_says() -> None:
@@ -107,10 +117,8 @@ def test_recollection_is_scaled_as_the_decoder_says() -> None:
     assert model.decoder is not None
     # with all inner products scaled to nothing, every item is as likely as any other
     model.decoder.recall_scale = 0.0
-    recollection, _ = MemoryObjective(model, RM.rehearsal, RandomSampler()).rehearse(
-        model.memorize(batch.stream), batch
-    )
-    assert_close(recollection, math.log(CODEC.num_items))
+    losses, _ = MemoryObjective(model, RM.rehearsal, RandomSampler()).losses(model.memorize(batch.stream), batch)
+    assert_close(losses.recollection, math.log(CODEC.num_items))
 
 
 @pytest.mark.parametrize("num_distractors", [None, 4])
@@ -120,14 +128,14 @@ def test_what_comes_after_the_question_is_not_rehearsed(num_distractors: int | N
     items = batch.stream.items.clone()
     for b, count in enumerate([2, 3, 1]):
         items[batch.stream.order[b, count:]] = torch.randint(CODEC.num_items, (6 - count, 4))
-    losses = []
+    recollection = []
     for stream in (batch.stream, batch.stream._replace(items=items)):
         torch.manual_seed(5)
         changed = batch._replace(stream=stream)
-        recollection, _ = MemoryObjective(model, settings, RandomSampler()).rehearse(model.memorize(stream), changed)
-        losses.append(recollection)
+        losses, _ = MemoryObjective(model, settings, RandomSampler()).losses(model.memorize(stream), changed)
+        recollection.append(losses.recollection)
     # negatives may come from any part of other streams, so familiarity is left out
-    assert_close(losses[1], losses[0])
+    assert_close(recollection[1], recollection[0])
 
 
 def test_the_objective_weighs_its_parts_and_logs_each_of_them() -> None:
@@ -186,6 +194,24 @@ def test_diagnostics_are_entropies_and_a_spread() -> None:
     for name in ("write_entropy", "read_entropy"):
         assert 0 < logs[name] <= math.log(3) + 1e-6
     assert logs["slot_spread"] > 0
+
+
+def test_no_gradient_needs_sorting_and_memories_are_looked_up_once() -> None:
+    total, _ = MemoryObjective(make_model(RM), RM.rehearsal, RandomSampler())(some_batch())
+    names: list[str] = []
+    seen, nodes = set(), [total.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            names.append(node.name())
+            nodes += [parent for parent, _ in node.next_functions]
+    assert "IndexSelectBackward0" in names
+    # on a GPU each of these sorts its indices first
+    assert not {"EmbeddingBackward0", "IndexBackward0", "IndexPutBackward0"} & set(names)
+    (scan,) = (node for node in seen if node.name() in ("CpuScanBackward", "NativeScanBackward"))
+    readers = [node for node in seen if any(parent is scan for parent, _ in node.next_functions)]
+    assert len(readers) == 1
 
 
 def test_rehearsal_without_a_sampler_is_refused_with_a_sentence() -> None:

@@ -58,24 +58,23 @@ def dirty_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kernels.torch, name, dirty(getattr(torch, name)))
 
 
-def make(s: int, n: int, h: int, c: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q, k and v as slices of one projection, and a mask with some padding and at least one key in each row."""
+def make(s: int, n: int, h: int, c: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """q, k and v as one projection, and a mask with some padding and at least one key in each row."""
     generator = torch.Generator().manual_seed(s + n + h + c)
-    q, k, v = torch.randn(s, n, 3, h, c, generator=generator).to(DEVICE, dtype).unbind(2)
+    qkv = torch.randn(s, n, 3, h, c, generator=generator).to(DEVICE, dtype)
     mask = torch.rand(s, n, generator=generator) < 0.7
     mask[:, -1] |= ~mask.any(dim=1)
-    return q, k, v, mask.to(DEVICE)
+    return qkv, mask.to(DEVICE)
 
 
-def with_gradients(
-    attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, mask: Tensor, grad: Tensor
-) -> list[Tensor]:
+def with_gradients(attend: Callable[..., Tensor], qkv: Tensor, mask: Tensor, grad: Tensor) -> list[Tensor]:
     """The output, then the gradients of q, k and v."""
-    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    out = attend(*leaves, mask)
-    assert out.dtype == q.dtype
+    leaf = qkv.detach().requires_grad_()
+    out = attend(leaf, mask)
+    assert out.dtype == qkv.dtype
     assert out.is_contiguous()
-    return [out.detach(), *torch.autograd.grad(out, leaves, grad.to(out.dtype))]
+    (gradient,) = torch.autograd.grad(out, leaf, grad.to(out.dtype))
+    return [out.detach(), *gradient.unbind(2)]
 
 
 def assert_alike(ours: list[Tensor], truth: list[Tensor], tolerance: float) -> None:
@@ -85,35 +84,34 @@ def assert_alike(ours: list[Tensor], truth: list[Tensor], tolerance: float) -> N
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_reference_is_torchs_attention(dtype: torch.dtype) -> None:
-    q, k, v, mask = make(5, 10, 4, 32, dtype)
-    heads = (x.transpose(1, 2) for x in (q, k, v))
+    qkv, mask = make(5, 10, 4, 32, dtype)
+    heads = (x.transpose(1, 2) for x in qkv.unbind(2))
     torchs = F.scaled_dot_product_attention(*heads, attn_mask=mask[:, None, None]).transpose(1, 2)
-    torch.testing.assert_close(reference(q, k, v, mask), torchs)
+    torch.testing.assert_close(reference(qkv, mask), torchs)
 
 
 def test_the_references_gradients_are_those_of_its_output() -> None:
-    q, k, v, mask = make(2, 3, 2, 4, torch.float64)
+    qkv, mask = make(2, 3, 2, 4, torch.float64)
     mask[0] = False
-    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-    assert torch.autograd.gradcheck(lambda *x: reference(*x, mask), leaves)
+    assert torch.autograd.gradcheck(lambda x: reference(x, mask), qkv.clone().requires_grad_())
 
 
 @pytest.mark.usefixtures("dirty_memory")
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_kernels_agree_with_the_reference(size: tuple[int, int, int, int]) -> None:
-    q, k, v, mask = make(*size)
-    grad = torch.randn_like(q)
-    truth = with_gradients(reference, q, k, v, mask, grad)
-    assert_alike(with_gradients(fused, q, k, v, mask, grad), truth, 1e-5)
+    qkv, mask = make(*size)
+    grad = torch.randn_like(qkv[:, :, 0])
+    truth = with_gradients(reference, qkv, mask, grad)
+    assert_alike(with_gradients(fused, qkv, mask, grad), truth, 1e-5)
 
 
 @pytest.mark.usefixtures("dirty_memory")
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_kernels_agree_in_16_bits(size: tuple[int, int, int, int]) -> None:
-    q, k, v, mask = make(*size, torch.bfloat16)
-    grad = torch.randn_like(q)
-    truth = with_gradients(reference, q.float(), k.float(), v.float(), mask, grad.float())
-    assert_alike(with_gradients(fused, q, k, v, mask, grad), truth, 2e-2)
+    qkv, mask = make(*size, torch.bfloat16)
+    grad = torch.randn_like(qkv[:, :, 0])
+    truth = with_gradients(reference, qkv.float(), mask, grad.float())
+    assert_alike(with_gradients(fused, qkv, mask, grad), truth, 2e-2)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # NumPy's, as the interpreter multiplies NaN
@@ -121,13 +119,18 @@ def test_kernels_agree_in_16_bits(size: tuple[int, int, int, int]) -> None:
 @pytest.mark.parametrize("attend", [reference, fused], ids=["reference", "kernels"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_what_lies_at_hidden_keys_reaches_nothing(attend: Callable[..., Tensor], dtype: torch.dtype) -> None:
-    q, k, v, mask = make(3, 10, 2, 16, dtype)
+    qkv, mask = make(3, 10, 2, 16, dtype)
     assert not mask.all()
     hidden = ~mask[:, :, None, None]
-    grad = torch.randn_like(q)
-    clean = with_gradients(attend, q, k.masked_fill(hidden, 0), v.masked_fill(hidden, 0), mask, grad)
+    grad = torch.randn_like(qkv[:, :, 0])
+
+    def filled(value: float) -> Tensor:
+        q, k, v = qkv.unbind(2)
+        return torch.stack([q, k.masked_fill(hidden, value), v.masked_fill(hidden, value)], dim=2)
+
+    clean = with_gradients(attend, filled(0.0), mask, grad)
     for garbage in (float("nan"), float("inf")):
-        spoiled = with_gradients(attend, q, k.masked_fill(hidden, garbage), v.masked_fill(hidden, garbage), mask, grad)
+        spoiled = with_gradients(attend, filled(garbage), mask, grad)
         for mine, true in zip(spoiled, clean, strict=True):
             assert torch.equal(mine, true)
         for gradient in spoiled[2:]:
@@ -137,9 +140,9 @@ def test_what_lies_at_hidden_keys_reaches_nothing(attend: Callable[..., Tensor],
 @pytest.mark.usefixtures("dirty_memory")
 @pytest.mark.parametrize("attend", [reference, fused], ids=["reference", "kernels"])
 def test_a_segment_without_a_key_gives_zeros(attend: Callable[..., Tensor]) -> None:
-    q, k, v, mask = make(3, 10, 2, 16)
+    qkv, mask = make(3, 10, 2, 16)
     mask[2] = False
-    whole = with_gradients(attend, q, k, v, mask, torch.ones_like(q))
+    whole = with_gradients(attend, qkv, mask, torch.ones_like(qkv[:, :, 0]))
     for values in whole:
         assert values.isfinite().all()
         assert not values[2].any()
@@ -147,38 +150,50 @@ def test_a_segment_without_a_key_gives_zeros(attend: Callable[..., Tensor]) -> N
 
 
 @pytest.mark.usefixtures("dirty_memory")
-def test_views_are_read_where_they_lie() -> None:
-    q = torch.randn(2, 5, 3, 16, device=DEVICE).permute(2, 1, 0, 3)  # heads outermost
-    k = torch.randn(3, 5, 1, 16, device=DEVICE).expand(3, 5, 2, 16)  # one head for all
-    v = torch.randn(3, 5, 2, 32, device=DEVICE)[..., 3:19]  # not aligned
+@pytest.mark.parametrize("view", ["heads outermost", "one head for all", "not aligned", "split"])
+def test_views_are_read_where_they_lie(view: str) -> None:
+    qkv = {
+        "heads outermost": torch.randn(2, 5, 3, 3, 16, device=DEVICE).permute(2, 1, 3, 0, 4),
+        "one head for all": torch.randn(3, 5, 3, 1, 16, device=DEVICE).expand(3, 5, 3, 2, 16),
+        "not aligned": torch.randn(3, 5, 3, 2, 32, device=DEVICE)[..., 3:19],
+        "split": torch.randn(3, 5, 3, 16, 2, device=DEVICE).mT,  # heads innermost, which is copied
+    }[view]
     mask = (torch.arange(10, device=DEVICE) % 3 > 0).expand(3, 10)[:, ::2]
-    grad = torch.randn(3, 5, 16, 2, device=DEVICE).transpose(2, 3)  # heads innermost, which is copied
-    truth = with_gradients(reference, q, k, v, mask, grad)
-    assert_alike(with_gradients(fused, q, k, v, mask, grad), truth, 1e-5)
+    grad = torch.randn(3, 5, 16, 2, device=DEVICE).transpose(2, 3)
+    truth = with_gradients(reference, qkv, mask, grad)
+    assert_alike(with_gradients(fused, qkv, mask, grad), truth, 1e-5)
 
 
 @pytest.mark.usefixtures("dirty_memory")
 def test_the_gradient_of_a_sum_is_taken() -> None:
-    q, k, v, mask = make(2, 10, 2, 16)
-    grad = torch.ones((), device=DEVICE).expand_as(q)
-    assert_alike(with_gradients(fused, q, k, v, mask, grad), with_gradients(reference, q, k, v, mask, grad), 1e-5)
+    qkv, mask = make(2, 10, 2, 16)
+    grad = torch.ones((), device=DEVICE).expand_as(qkv[:, :, 0])
+    assert_alike(with_gradients(fused, qkv, mask, grad), with_gradients(reference, qkv, mask, grad), 1e-5)
 
 
 def test_no_segments_are_no_error() -> None:
-    q, k, v, mask = (x[:0] for x in make(1, 10, 2, 16))
-    assert [tuple(x.shape) for x in with_gradients(fused, q, k, v, mask, q)] == [(0, 10, 2, 16)] * 4
+    qkv, mask = (x[:0] for x in make(1, 10, 2, 16))
+    assert [tuple(x.shape) for x in with_gradients(fused, qkv, mask, qkv[:, :, 0])] == [(0, 10, 2, 16)] * 4
+
+
+def test_the_gradient_comes_as_one_projection() -> None:
+    qkv, mask = make(2, 3, 2, 16)
+    leaf = qkv.requires_grad_()
+    fused(leaf, mask).sum().backward()
+    assert leaf.grad is not None
+    assert leaf.grad.is_contiguous()
+    assert leaf.grad.shape == (2, 3, 3, 2, 16)
 
 
 def test_the_operations_keep_torchs_promises() -> None:
-    q, k, v, mask = make(2, 3, 2, 16)
-    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-    torch.library.opcheck(fused, (*leaves, mask))
-    torch.library.opcheck(torch.ops.remem.segment_attention_backward, (torch.ones_like(q), q, k, v, mask))
+    qkv, mask = make(2, 3, 2, 16)
+    torch.library.opcheck(fused, (qkv.clone().requires_grad_(), mask))
+    torch.library.opcheck(torch.ops.remem.segment_attention_backward, (torch.ones_like(qkv[:, :, 0]), qkv, mask))
 
 
 def test_other_devices_and_sizes_take_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     def fits(n: int, c: int, dtype: torch.dtype = torch.bfloat16) -> bool:
-        return package._fits(torch.empty(1, n, 1, c, dtype=dtype, device="meta"))
+        return package._fits(torch.empty(1, n, 3, 1, c, dtype=dtype, device="meta"))
 
     assert fits(1, 16)
     assert fits(32, 128, torch.float32)
@@ -186,18 +201,16 @@ def test_other_devices_and_sizes_take_the_reference(monkeypatch: pytest.MonkeyPa
     assert not any([fits(10, 32, torch.float64), fits(10, 32, torch.float16)])
 
     monkeypatch.setattr(package, "_segment_attention", None)
-    q, k, v, mask = (x.cpu() for x in make(2, 10, 2, 16))
-    assert torch.equal(segment_attention(q, k, v, mask), reference(q, k, v, mask))
+    qkv, mask = (x.cpu() for x in make(2, 10, 2, 16))
+    assert torch.equal(segment_attention(qkv, mask), reference(qkv, mask))
 
 
 def test_what_does_not_match_is_refused() -> None:
-    q, k, v, mask = make(2, 10, 2, 16)
-    with pytest.raises(BadInput, match=r"torch.float32, torch.bfloat16 and torch.float32"):
-        segment_attention(q, k.bfloat16(), v, mask)
-    with pytest.raises(BadInput, match=r"\(2, 9, 2, 16\)"):
-        segment_attention(q, k[:, :9], v, mask)
+    qkv, mask = make(2, 10, 2, 16)
+    with pytest.raises(BadInput, match=r"\(2, 10, 2, 2, 16\)"):
+        segment_attention(qkv[:, :, :2], mask)
     with pytest.raises(BadInput, match=r"\(1, 10\)"):
-        segment_attention(q, k, v, mask[:1])
+        segment_attention(qkv, mask[:1])
 
 
 def test_the_package_does_without_triton() -> None:
@@ -209,29 +222,29 @@ def test_the_package_does_without_triton() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
 def test_it_compiles_and_is_captured_in_a_graph() -> None:
-    q, k, v, mask = make(300, 10, 4, 32, torch.bfloat16)
-    grad = torch.randn_like(q)
+    qkv, mask = make(300, 10, 4, 32, torch.bfloat16)
+    grad = torch.randn_like(qkv[:, :, 0])
     compiled = torch.compile(segment_attention, fullgraph=True)
-    plain = with_gradients(segment_attention, q, k, v, mask, grad)
-    assert_alike(with_gradients(compiled, q, k, v, mask, grad), plain, 0)
+    plain = with_gradients(segment_attention, qkv, mask, grad)
+    assert_alike(with_gradients(compiled, qkv, mask, grad), plain, 0)
 
     graph = torch.cuda.CUDAGraph()
     out = torch.empty(0)
     with torch.cuda.graph(graph):
-        out = fused(q, k, v, mask)
-    q.copy_(q.flip(0))
+        out = fused(qkv, mask)
+    qkv.copy_(qkv.flip(0))
     graph.replay()
-    assert_alike([out], [fused(q, k, v, mask)], 0)
+    assert_alike([out], [fused(qkv, mask)], 0)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device with 7 GB")
 def test_offsets_beyond_32_bits_are_reached() -> None:
     stride = 2**30
-    store = torch.zeros(3 * stride + 10 * 32, dtype=torch.bfloat16, device="cuda")
-    q = store.as_strided((4, 10, 2, 16), (stride, 32, 16, 1))
-    q.copy_(torch.randn_like(q))
+    store = torch.zeros(3 * stride + 10 * 96, dtype=torch.bfloat16, device="cuda")
+    qkv = store.as_strided((4, 10, 3, 2, 16), (stride, 96, 32, 16, 1))
+    qkv.copy_(torch.randn_like(qkv))
     mask = torch.ones(4, 10, dtype=torch.bool, device="cuda")
-    grad = torch.randn_like(q)
-    truth = with_gradients(reference, *[q.float()] * 3, mask, grad.float())
-    assert_alike(with_gradients(fused, q, q, q, mask, grad), truth, 2e-2)
+    grad = torch.randn_like(qkv[:, :, 0])
+    truth = with_gradients(reference, qkv.float(), mask, grad.float())
+    assert_alike(with_gradients(fused, qkv, mask, grad), truth, 2e-2)

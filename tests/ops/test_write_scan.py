@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from remem.ops import write_scan as package
 from remem.ops.write_scan import Scanned, ScanWeights, cpu, fused, native, reference, reference_only, write_scan
@@ -345,3 +346,20 @@ def test_segments_in_turn_need_no_adding_up() -> None:
         return Scanned(*torch.ops.remem.write_scan(*prepared[:2], real, order, *prepared[2:], True)[:2])
 
     assert_same(in_turn, case.to(DEVICE), tolerance=1e-5)
+
+
+@needs_triton
+def test_what_is_kept_for_the_way_back_has_no_gradient_of_zeros() -> None:
+    made: list[tuple[int, ...]] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            if "zero" in str(func) and isinstance(out, Tensor):
+                made.append(tuple(out.shape))
+            return out
+
+    case = make_case().to(DEVICE)
+    with Watch():
+        run(kernels(torch.float32), case)
+    assert (3, 4, 3, 80) not in made, "the gates"

@@ -6,6 +6,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from remem.data.babi_store import import_babi, read_manifest
 from remem.data.babi_twin import write_twin
@@ -73,6 +74,14 @@ def test_its_splits_hold_the_stories_of_the_tasks_asked_for(prepared: Path) -> N
     assert [len(one.load(split)) for split in ("train", "valid", "test")] == [24, 6, 6]
     assert {int(part) for bucket in one.load("test").buckets for part in bucket.query.part.unique()} == {5}
     assert both.load("test").num_questions == 36
+
+
+def test_a_story_is_asked_some_questions_in_training_and_all_of_them_elsewhere(prepared: Path) -> None:
+    task = babi_task(BabiTask(data=prepared, tasks=(1,), questions=2))
+    most = {split: task.load(split).batch(0, torch.arange(2)).query.mask.shape[1] for split in ("train", "test")}
+    assert most["train"] == 2 < most["test"]
+    with pytest.raises(BadInput, match="-1 questions"):
+        babi_task(BabiTask(data=prepared, questions=-1))
 
 
 def test_missing_training_data_is_refused_with_the_tasks_and_what_to_do(prepared: Path) -> None:

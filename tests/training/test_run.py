@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from remem.bundle import fingerprint_of, load_bundle
+from remem.bundle import fingerprint_of, load_bundle, load_tensors
 from remem.data.babi_store import import_babi
 from remem.data.babi_twin import write_twin
 from remem.errors import BadInput
 from remem.experiments.presets import PRESETS
 from remem.model.sampler import HistorySampler
 from remem.settings.codec import from_json
-from remem.settings.model import ModelSettings
+from remem.settings.model import ModelSettings, without_rehearsal
 from remem.settings.run import Run, TrainSettings
 from remem.settings.tasks import BabiTask, SyntheticTask
 from remem.tasks.base import Metrics
@@ -153,6 +153,57 @@ def test_every_preset_takes_two_steps_on_a_tiny_twin_of_its_data(
     _, record = Trainer(run, tmp_path / "run", device=CPU, quiet=True).train()
     assert record["cost"] | {"steps": 2, "skipped_steps": 0} == record["cost"]
     assert record["metrics"]["test"]
+
+
+def test_a_focused_run_resumes_bit_equal(
+    twin: Path, tiny_run: Run, shrink: Callable[[ModelSettings], ModelSettings], tmp_path: Path
+) -> None:
+    task = BabiTask(data=twin, tasks=(1, 6))
+    train = replace(tiny_run.train, steps=7, batch_size=4, eval_every=3, checkpoint_every=2, focus=10.0)
+    run = replace(tiny_run, task=task, model=without_rehearsal(shrink(ModelSettings())), train=train)
+    Trainer(run, tmp_path / "whole", device=CPU, quiet=True).train()
+    Trainer(replace(run, train=replace(train, steps=4)), tmp_path / "cut", device=CPU, quiet=True).train()
+    Trainer(run, tmp_path / "cut", device=CPU, quiet=True).train(resume=True)
+    whole, cut = (load_tensors(tmp_path / name / "checkpoint.safetensors")[0] for name in ("whole", "cut"))
+    assert all(torch.equal(whole[name], cut[name]) for name in whole if name.startswith("model."))
+
+
+def test_leading_parts_are_trained_on_alone_at_first_and_must_exist(
+    twin: Path, tiny_run: Run, shrink: Callable[[ModelSettings], ModelSettings], tmp_path: Path
+) -> None:
+    train = replace(tiny_run.train, steps=6, batch_size=4, eval_every=3, focus=10.0, lead=("qa6",), lead_steps=3)
+    task = BabiTask(data=twin, tasks=(1, 6))
+    run = replace(tiny_run, task=task, model=without_rehearsal(shrink(ModelSettings())), train=train)
+    trainer = Trainer(run, tmp_path / "run", device=CPU, quiet=True)
+    split, seen = trainer.split("train"), []
+    taken = split.batch
+    object.__setattr__(split, "batch", lambda bucket, rows: seen.append(taken(bucket, rows)) or seen[-1])
+    trainer.train()
+    parts = [set(batch.query.part[:, 0].tolist()) for batch in seen]
+    assert parts[:3] == [{5}] * 3
+    assert set().union(*parts[3:]) == {0, 5}
+    strange = replace(run, train=replace(train, lead=("qa7b",)))
+    with pytest.raises(BadInput, match="no part 'qa7b'"):
+        Trainer(strange, tmp_path / "strange", device=CPU, quiet=True).train()
+
+
+def test_a_model_goes_on_from_another_ones_weights(tiny_model: Path, tiny_run: Run, tmp_path: Path) -> None:
+    still = replace(tiny_run.train, steps=1, learning_rate=0.0)
+    model = replace(tiny_run.model, weights_from=tiny_model)
+    run = replace(tiny_run, seed=5, model=model, train=still, sampler_train=replace(still, eval_every=1))
+    trained, record = Trainer(run, tmp_path / "next", device=CPU, quiet=True).train()
+    before = load_bundle(tiny_model)
+    assert fingerprint_of(trained) == before.fingerprint == record["began_from"]["fingerprint"]
+    assert record["began_from"]["steps"] == tiny_run.train.steps
+    other = replace(run, task=replace(tiny_run.task, num_facts=24))
+    with pytest.raises(BadInput, match="other items or answers"):
+        Trainer(other, tmp_path / "other", device=CPU, quiet=True).train()
+
+
+def test_a_task_without_parts_has_nothing_to_focus_on(tiny_run: Run, tmp_path: Path) -> None:
+    run = replace(tiny_run, train=replace(tiny_run.train, focus=1.0))
+    with pytest.raises(BadInput, match="nothing to focus on"):
+        Trainer(run, tmp_path, device=CPU, quiet=True).train()
 
 
 @pytest.mark.slow

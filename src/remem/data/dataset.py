@@ -71,6 +71,8 @@ class Split:
     """Whether streams share segments; where they don't, a batch need not look for the distinct ones."""
     exchange: Exchange | None = None
     """Words that change places each time a stream is drawn; for training only."""
+    questions: int = 0
+    """How many questions of a stream are drawn with it, for training only; 0 takes all."""
 
     def __len__(self) -> int:
         return sum(len(b) for b in self.buckets)
@@ -108,7 +110,7 @@ class Split:
         )
         exchange = self.exchange and to_device(self.exchange, device)
         item_mask = None if self.item_mask is None else self.item_mask.to(device)
-        return Split(self.items.to(device), item_mask, buckets, self.repeats, exchange)
+        return Split(self.items.to(device), item_mask, buckets, self.repeats, exchange, self.questions)
 
     @cached_property
     def tables(self) -> tuple[Table, ...]:
@@ -145,6 +147,8 @@ class Split:
             *self._segments(used, table.width), compact, segment_mask, in_turn, self.most_items[bucket]
         )
         query = source.query.rows(rows)._replace(after_all=self.after_all[bucket])
+        if 0 < self.questions < query.mask.shape[1]:
+            query = some_questions(query, self.questions)
         batch = Batch(stream, query, source.ids[rows])
         return batch if self.exchange is None else self.exchange(batch)
 
@@ -172,6 +176,13 @@ class Split:
         for bucket in self.buckets:
             *each_question, candidates, _ = bucket.query
             yield from (bucket.order, bucket.segment_mask, *each_question, *(candidates or ()))
+
+
+def some_questions(query: QueryBatch, count: int) -> QueryBatch:
+    """`count` questions of each stream, drawn anew each time; padding only where a stream has no more."""
+    lot = torch.rand(query.mask.shape, device=query.mask.device) + query.mask
+    chosen = lot.topk(count, dim=1).indices
+    return query.each(lambda value: value.take_along_dim(chosen[:, :, None] if value.ndim > 2 else chosen, dim=1))
 
 
 def _distinct(order: Int[Tensor, "b t"], real: Bool[Tensor, "b t"]) -> tuple[Int[Tensor, " s"], Int[Tensor, "b t"]]:

@@ -19,6 +19,7 @@ _NEUTRAL = {
         "precision", "capture", "compile", "log_every", "eval_every", "checkpoint_every", "nan_budget",
         "max_seconds")),
 }  # fmt: skip
+_START = "model.weights_from"
 
 
 def leaves(value: Any) -> dict[str, Any]:
@@ -43,6 +44,8 @@ def differences(preset: Run, config: dict[str, Any]) -> dict[str, Any]:
     that is gone since counts if it was switched on.
     """
     before, after = leaves(preset), _flatten(config)
+    if before.get(_START) and after.get(_START):  # that it goes on from trained weights counts, not from which folder
+        before[_START] = after[_START]
     differing = {name: value for name, value in after.items() if name not in _NEUTRAL and value != before.get(name)}
     return {name: value for name, value in differing.items() if name in before or value}
 

@@ -73,9 +73,13 @@ class MemoryModel(nn.Module):
 
     def answer_all(self, trace: Trace, query: QueryBatch) -> Answered:
         """Every question of every stream, from the memory as it was when the question was asked."""
-        memory = gather_rows(trace.memories, query.position).flatten(0, 1)
+        return self.answer_from(gather_rows(trace.memories, query.position), query)
+
+    def answer_from(self, memory: Float[Tensor, "b q k d"], query: QueryBatch) -> Answered:
+        """The same, from the memory that each question finds."""
         question = self.query_encoder(query.tokens.flatten(0, 1), query.token_mask.flatten(0, 1))
-        reason, weights = (value.unflatten(0, query.answer.shape) for value in self.reasoner(memory, question))
+        found = self.reasoner(memory.flatten(0, 1), question)
+        reason, weights = (value.unflatten(0, query.answer.shape) for value in found)
         return Answered(self.head(reason, query.candidates), weights)
 
     def forward(self, stream: StreamBatch, query: QueryBatch) -> Float[Tensor, "b q c"]:

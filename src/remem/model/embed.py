@@ -8,6 +8,11 @@ from torch import Tensor, nn
 from remem.model.recurrent import BiGRU
 
 
+def lookup(table: nn.Embedding, ids: Int[Tensor, "*s"]) -> Float[Tensor, "*s d"]:
+    """The rows of a table. The gradient is a plain sum into rows; that of the module itself sorts on a GPU."""
+    return table.weight.index_select(0, ids.flatten()).view(*ids.shape, table.embedding_dim)
+
+
 class ItemEmbedding(nn.Module):
     """The feature x of an item, by a trainable embedding layer (Appendix B)."""
 
@@ -22,7 +27,7 @@ class ItemEmbedding(nn.Module):
         return self.table.num_embeddings
 
     def forward(self, items: Int[Tensor, "*s"]) -> Float[Tensor, "*s d"]:
-        return self.table(items)
+        return lookup(self.table, items)
 
 
 class VectorEmbedding(nn.Module):
@@ -50,7 +55,7 @@ class IdQueryEncoder(nn.Module):
         self.table = nn.Embedding(num_queries, model_dim)
 
     def forward(self, tokens: Int[Tensor, "b w"], mask: Bool[Tensor, "b w"]) -> Float[Tensor, "b m"]:
-        return self.table(tokens[:, 0])
+        return lookup(self.table, tokens[:, 0])
 
 
 class TargetQueryEncoder(nn.Module):
@@ -76,7 +81,7 @@ class SentenceQueryEncoder(nn.Module):
         self.gru = BiGRU(input_dim=words.embedding_dim, output_dim=model_dim)
 
     def forward(self, tokens: Int[Tensor, "b w"], mask: Bool[Tensor, "b w"]) -> Float[Tensor, "b m"]:
-        _, whole = self.gru(self.words(tokens), mask)
+        _, whole = self.gru(lookup(self.words, tokens), mask)
         return whole
 
 

@@ -106,9 +106,16 @@ def embed_stream(embed: Embedding, stream: StreamBatch) -> EmbeddedStream:
 
 def gather_rows(values: Tensor, index: Int[Tensor, "b q"]) -> Tensor:
     """values[b, index[b, q]] for each stream: [b, t, ...] -> [b, q, ...]."""
+    return gather_each(values, index)[0]
+
+
+def gather_each(values: Tensor, *indices: Int[Tensor, "b _"]) -> tuple[Tensor, ...]:
+    """The same for several indices at once: a lookup's gradient is as large as `values`, so one is better than two."""
     # by rows of a table: the gradient of that is a plain sum into rows, without the sorting that `values[b, q]` needs
     first = torch.arange(len(values), device=values.device)[:, None] * values.shape[1]
-    return values.flatten(0, 1).index_select(0, (first + index).flatten()).unflatten(0, index.shape)
+    rows = torch.cat([(first + index).flatten() for index in indices])
+    found = values.flatten(0, 1).index_select(0, rows).split([index.numel() for index in indices])
+    return tuple(part.unflatten(0, index.shape) for part, index in zip(found, indices, strict=True))
 
 
 def detach_state(state: S) -> S:

@@ -57,5 +57,6 @@ class MemoryMachine(nn.Module):
         return Trace(SlotState(scanned.memories[:, -1]), scanned.memories, {"write_entropy": entropy}, {})
 
     def compile_parts(self, backend: str) -> None:
-        """The encoder; the scan has kernels of its own."""
+        """The encoder, and what the scan prepares."""
         self.encoder.compile(backend=backend)
+        self.writer.compile_parts(backend)

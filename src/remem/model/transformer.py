@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,6 +18,8 @@ from torch.nn import functional as F
 
 from remem.errors import BadInput
 from remem.model.interface import gather_rows
+from remem.ops.linear_relu import linear_relu
+from remem.ops.memory_attention import memory_attention
 from remem.ops.paths import fast
 from remem.ops.segment_attention import native, segment_attention
 
@@ -62,23 +64,18 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Tensor, "... d"]:
         """Each item attends to the real items of its own segment; what is not `kept` is not projected."""
         qkv = self._heads(items, self.query, self.key, self.value)
-        q, k, v = qkv.unbind(2)
         if items.is_cuda and fast():
-            return self.out(kept(segment_attention(q, k, v, mask).flatten(2)))
+            return self.out(kept(segment_attention(qkv, mask).flatten(2)))
         if fast() and native.fits(qkv):
             return self.out(kept(native.segment_attention_cpu(qkv, mask).flatten(2)))
-        return self.out(kept(self._attend(q, k, v, mask[:, None, None, :])))
+        q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))  # [b, heads, n, d/heads]
+        mixed = F.scaled_dot_product_attention(q, k, v, mask[:, None, None, :])
+        return self.out(kept(mixed.transpose(1, 2).flatten(2)))
 
     def forward(self, queries: Float[Tensor, "b i d"], keys: Float[Tensor, "b j d"]) -> Float[Tensor, "b i d"]:
         """Each query attends to all keys."""
         q, kv = self._heads(queries, self.query).squeeze(2), self._heads(keys, self.key, self.value)
-        k, v = kv.unbind(2)
-        return self.out(self._attend(q, k, v, None))
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [b, heads, i, d/heads]
-        mixed = F.scaled_dot_product_attention(q, k, v, mask)
-        return mixed.transpose(1, 2).flatten(2)
+        return self.out(memory_attention(q, kv).flatten(2))
 
     def _heads(self, x: Tensor, *layers: nn.Linear) -> Tensor:
         """Several projections in one product: [b, i, layers, heads, d/heads]."""
@@ -98,6 +95,12 @@ def attendable(mask: Bool[Tensor, "*b n"]) -> Bool[Tensor, "*b n"]:
 class _FeedForward(nn.Sequential):
     def __init__(self, dim: int, dropout: float) -> None:
         super().__init__(nn.Linear(dim, 4 * dim), nn.ReLU(), nn.Dropout(dropout), nn.Linear(4 * dim, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner, clip, dropout, outer = cast("tuple[nn.Linear, nn.ReLU, nn.Dropout, nn.Linear]", tuple(self))
+        if self.training and dropout.p:
+            return outer(dropout(clip(inner(x))))  # what drops can clip as well
+        return outer(linear_relu(x, inner.weight, inner.bias))
 
 
 class _Residual(nn.Module):

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from remem.model.attention import AdditiveScore
-from remem.ops.write_scan import Scanned, ScanWeights, reference, write_scan
+from remem.ops.write_scan import Scanned, ScanWeights, prepare, reference, write_scan
 
 
 class SlotWriter(nn.Module):
@@ -40,6 +40,7 @@ class SlotWriter(nn.Module):
                 self.cell.weight_ih[2 * item_dim :] = 0.5 * torch.eye(item_dim)
                 self.cell.weight_hh[2 * item_dim :] = 0.0
         self.aligned_gain = aligned_gain
+        self._prepare = prepare
         self.identity = nn.Parameter(torch.randn(num_slots, model_dim)) if slot_identity else None
 
     @property
@@ -78,5 +79,10 @@ class SlotWriter(nn.Module):
     ) -> Scanned:
         """The slots along whole streams, which point by `order` into the table of encoded segments."""
         return write_scan(
-            slots, features, item_mask, order, segment_mask, self.weights, self.aligned_gain, in_turn=in_turn
-        )
+            slots, features, item_mask, order, segment_mask, self.weights, self.aligned_gain,
+            in_turn=in_turn, prepare=self._prepare,
+        )  # fmt: skip
+
+    def compile_parts(self, backend: str) -> None:
+        """What comes before the scan, which has kernels of its own."""
+        self._prepare = torch.compile(prepare, backend=backend)

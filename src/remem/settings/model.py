@@ -89,6 +89,9 @@ class RehearsalSettings:
     """Weight of the familiarity loss (lambda_2); 0 switches it off."""
     reason_weight: float = 1.0
     """Weight of the task's own loss (lambda_3)."""
+    per_stream: bool = False
+    """Ours: the task's own loss is a mean over streams of the mean over each one's questions, so that a stream with one
+    question counts as much as one with ten."""
     sampler: Literal["history", "random"] = "history"
     """Who chooses the fragments: the trained history sampler S, or chance (Table 5)."""
     sampler_from: Path | None = None
@@ -132,6 +135,8 @@ class ModelSettings:
     """Width of queries and attention (d_model)."""
     pre_norm: bool = False
     """Ours: LayerNorm before each Transformer sub-layer; published is after it."""
+    weights_from: Path | None = None
+    """Folder of a trained model of the same kind and vocabulary, from whose weights training goes on."""
     embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
     machine: MachineSettings | BaselineSettings = field(default_factory=MachineSettings)
     reasoner: ReasonerSettings = field(default_factory=ReasonerSettings)

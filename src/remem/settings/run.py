@@ -33,6 +33,14 @@ class TrainSettings:
     """Steps over which the learning rate rises from zero."""
     weight_decay: float = 0.0
     """Decoupled weight decay on matrices, as a share of the learning rate; 0 is plain Adam."""
+    focus: float = 0.0
+    """Ours: how much more often a part of the task (one of bAbI's twenty) is drawn while a fifth of its answers or more
+    are wrong in validation than once all are right, parts having equal shares otherwise; 0 draws every stream once an
+    epoch."""
+    lead: tuple[str, ...] = ()
+    """Ours: parts of the task that are trained on alone at first (`qa16`), for `lead_steps`; needs a focus."""
+    lead_steps: int = 0
+    """Steps of the leading parts, up to the next validation."""
     clip_norm: float = 5.0
     """Largest gradient norm of a step."""
     precision: Literal["float32", "bf16"] = "float32"

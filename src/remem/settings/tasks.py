@@ -56,6 +56,9 @@ class BabiTask:
     exchanges: int = 0
     """Ours: ways in which words that the training stories treat alike may change places; each time a story is trained
     on, it is told in one of them."""
+    questions: int = 0
+    """Ours: questions of a story that are drawn each time it is trained on; 0 asks all. Stories have up to twelve, most
+    of them fewer, and what answers takes as long for one that is padding."""
 
     @property
     def folder(self) -> Path:

@@ -27,6 +27,8 @@ def babi_task(settings: BabiTask, codec: TextCodec | None = None) -> Task:
     def stories(split: str) -> list[TaskStories]:
         return load_stories(settings.folder, settings.tasks, split)
 
+    if settings.questions < 0:
+        raise BadInput(f"A story can't be asked {settings.questions} questions; give 0 for all, or a number above.")
     if codec is None:
         if not settings.tasks:
             raise BadInput("No bAbI task is named; give at least one with --task.tasks.")
@@ -42,7 +44,10 @@ def babi_task(settings: BabiTask, codec: TextCodec | None = None) -> Task:
 
     def load(split: str) -> Split:
         loaded = as_split(stories(split), own)
-        if split != "train" or not settings.exchanges:
+        if split != "train":
+            return loaded
+        loaded = replace(loaded, questions=settings.questions)
+        if not settings.exchanges:
             return loaded
         told = {part.task - 1: part.stories for part in stories(split)}
         return replace(loaded, exchange=make_exchange(told, own, settings.exchanges, NUM_TASKS))
@@ -55,6 +60,7 @@ def babi_task(settings: BabiTask, codec: TextCodec | None = None) -> Task:
         read=lambda path: read_babi(path, own),
         metrics=errors,
         score=lambda metrics: -metrics["error"],
+        part_errors=lambda metrics: {task - 1: metrics.get(f"qa{task}", 0.0) for task in settings.tasks},
         chance=100 / own.num_answers,
         sources=read_manifest(settings.folder),
     )

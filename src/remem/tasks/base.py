@@ -93,6 +93,8 @@ class Task:
     """The paper's metrics, in percent."""
     score: Callable[[Metrics], float]
     """The number a model is chosen by on validation; larger is better."""
+    part_errors: Callable[[Metrics], dict[int, float]] | None = field(default=None, kw_only=True)
+    """Wrong answers of each part, in percent, for training that dwells on the worst; None where none are measured."""
     chance: float
     """Accuracy of a guess, in percent."""
     sources: dict[str, Any] = field(default_factory=dict)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from torch import Tensor, nn
 
 from remem.bundle import load_weights, weights_of
 from remem.data.dataset import Split, training_batches
-from remem.errors import RememError
+from remem.data.focus import focused_batches
+from remem.errors import BadInput, RememError
 from remem.settings.run import TrainSettings
 from remem.tasks.base import Metrics
 from remem.training.checkpoint import Progress, load_checkpoint, save_checkpoint
 from remem.training.log import StageLog
 from remem.training.objective import Logs
 from remem.training.step import Objective, Step, make_step
+
+PartErrors = Callable[[Metrics], dict[int, float]]  # by the number of the part, in percent
 
 
 class TrainingDiverged(RememError):
@@ -62,6 +65,8 @@ def fit(
     checkpoint: Path | None = None,
     resume: bool = False,
     clock: Clock | None = None,
+    part_errors: PartErrors | None = None,
+    part_names: tuple[str, ...] = (),
 ) -> Progress:
     """Train a model and leave it with the weights that were best on validation."""
     clock = clock or Clock()
@@ -73,7 +78,7 @@ def fit(
         log.note(f"{log.title}: going on from step {progress.step}")
     started = time.perf_counter() - progress.seconds
     skipped_before = progress.skipped
-    batches = training_batches(train, settings.batch_size, seed, progress.step)
+    batches = _batches(train, settings, seed, progress, part_errors, part_names)
     model.train()
     stop = settings.patience > 0 and progress.stale >= settings.patience
     while progress.step < settings.steps and not stop:
@@ -98,6 +103,34 @@ def fit(
             save_checkpoint(checkpoint, model, best, step.optimizer, progress)
     load_weights(model, best)
     return progress
+
+
+def _batches(
+    train: Split,
+    settings: TrainSettings,
+    seed: int,
+    progress: Progress,
+    part_errors: PartErrors | None,
+    part_names: tuple[str, ...],
+) -> Iterator[tuple[int, Tensor]]:
+    """Endless (bucket, rows) from where the run stands; what is focused on changes with every validation."""
+    if not settings.focus:
+        yield from training_batches(train, settings.batch_size, seed, progress.step)
+    if part_errors is None:
+        raise BadInput("This task has no parts whose errors are told apart, so nothing to focus on; give a focus of 0.")
+    strange = [name for name in settings.lead if name not in part_names]
+    if strange:
+        raise BadInput(f"The task has no part {strange[0]!r} to begin with; its parts are {', '.join(part_names)}.")
+    while True:
+        turn, skip = divmod(progress.step, settings.eval_every)
+        # a run that was stopped may have been validated in the middle of a turn
+        seen = [metrics for metrics in progress.history if metrics["step"] <= turn * settings.eval_every]
+        errors = part_errors(seen[-1]) if seen else {}
+        leading = turn * settings.eval_every < settings.lead_steps
+        yield from focused_batches(
+            train, errors, settings.focus, settings.batch_size, settings.eval_every, seed, turn,
+            only=[part_names.index(name) for name in settings.lead] if leading else (),
+        )[skip:]  # fmt: skip
 
 
 def _take_score(

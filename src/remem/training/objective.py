@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from remem.data.batch import Batch, QueryBatch, StreamBatch
 from remem.errors import BadInput
-from remem.model.assembly import MemoryModel
+from remem.model.assembly import Answered, MemoryModel
 from remem.model.fragments import Fragments, make_fragments, random_below
-from remem.model.interface import DirectReasoner, OwnLosses, Trace, gather_rows
+from remem.model.interface import DirectReasoner, OwnLosses, Trace, gather_each, gather_rows
 from remem.model.rehearsal import familiarity_loss, item_set_distractors, recollection_loss, stream_distractors
 from remem.model.sampler import HistorySampler, RandomSampler, Sampler
 from remem.settings.model import RehearsalSettings
@@ -38,17 +38,20 @@ class Losses(NamedTuple):
         )
 
 
-def reason_loss(scores: Float[Tensor, "b q c"], query: QueryBatch) -> Float[Tensor, ""]:
+def reason_loss(scores: Float[Tensor, "b q c"], query: QueryBatch, *, per_stream: bool = False) -> Float[Tensor, ""]:
     """L_r: cross-entropy of the right answer, or binary cross-entropy of a click, whose logit is the only score.
 
-    The mean over real questions whose answer can be given at all.
+    The mean over real questions whose answer can be given at all; or over streams of the mean over each one's.
     """
     counted, answer = query.mask & (query.answer >= 0), query.answer.clamp(min=0)
     if query.asks_clicks(scores):
         loss = F.binary_cross_entropy_with_logits(scores.squeeze(-1).float(), answer.float(), reduction="none")
     else:
         loss = F.cross_entropy(scores.float().flatten(0, 1), answer.flatten(), reduction="none").view_as(answer)
-    return loss.masked_fill(~counted, 0.0).sum() / counted.sum().clamp(min=1)
+    loss, number = loss.masked_fill(~counted, 0.0), counted.sum(dim=1)
+    if per_stream:
+        return (loss.sum(dim=1) / number.clamp(min=1)).sum() / (number > 0).sum().clamp(min=1)
+    return loss.sum() / number.sum().clamp(min=1)
 
 
 def rehearsed_question(query: QueryBatch, *, anytime: bool = False) -> QueryBatch:
@@ -129,25 +132,37 @@ class MemoryObjective:
         if isinstance(self.sampler, HistorySampler):
             self.sampler.segment_means = torch.compile(self.sampler.segment_means, backend=backend)  # type: ignore[method-assign]
 
-    def rehearse(self, trace: Trace, batch: Batch) -> tuple[Tensor, Tensor]:
-        """L_rec and L_fam for one question of each stream."""
-        if self.sampler is None or not self.settings.enabled:
-            zero = trace.memories.new_zeros(())
-            return zero, zero
+    def rehearse(
+        self, batch: Batch, query: QueryBatch, memory: Float[Tensor, "b k d"]
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """L_rec and L_fam for one question of each stream, from the memory as it was at the question."""
+        assert self.sampler is not None  # or there is nothing to rehearse
         settings, stream = self.settings, batch.stream
-        query = rehearsed_question(batch.query, anytime=settings.anytime)
         chosen = self.sampler.choose(stream, query, settings.num_fragments)
         fragments = make_fragments(
             stream, *chosen, mask_ratio=settings.mask_ratio, replace_ratio=settings.replace_ratio
         )
-        memory = gather_rows(trace.memories, query.position).squeeze(1)  # as it was at the question
         distractors = draw_distractors(stream, fragments, self.model.embed.num_items, settings)
         return self._rehearsal_losses(self.model, fragments, memory, distractors)
 
+    def reason(self, answered: Answered, query: QueryBatch) -> Float[Tensor, ""]:
+        """L_r of the answers."""
+        return reason_loss(answered.scores, query, per_stream=self.settings.per_stream)
+
+    def losses(self, trace: Trace, batch: Batch) -> tuple[Losses, Answered]:
+        """All three losses, and the answers."""
+        if not self.settings.enabled:
+            answered, zero = self.model.answer_all(trace, batch.query), trace.memories.new_zeros(())
+            return Losses(self.reason(answered, batch.query), zero, zero), answered
+        query = rehearsed_question(batch.query, anytime=self.settings.anytime)
+        asked, rehearsed = gather_each(trace.memories, batch.query.position, query.position)
+        answered = self.model.answer_from(asked, batch.query)
+        reason, rehearsal = self.reason(answered, batch.query), self.rehearse(batch, query, rehearsed.squeeze(1))
+        return Losses(reason, *rehearsal), answered
+
     def __call__(self, batch: Batch) -> tuple[Tensor, Logs]:
         trace = self.model.memorize(batch.stream)
-        answered = self.model.answer_all(trace, batch.query)
-        losses = Losses(reason_loss(answered.scores, batch.query), *self.rehearse(trace, batch))
+        losses, answered = self.losses(trace, batch)
         total = losses.total(self.settings) + sum(trace.losses.values())
         read_entropy = torch.special.entr(answered.read_weights.detach()).sum(dim=-1).mean(dim=-1)  # [b, q]
         read_entropy = read_entropy.masked_fill(~batch.query.mask, 0.0).sum() / batch.query.mask.sum().clamp(min=1)
@@ -171,8 +186,10 @@ class RehearsalObjective:
         trace = self.whole.model.memorize(batch.stream)
         # every stream has one question to be rehearsed at its end, real or not
         asked = batch.query.each(lambda value: value[:, :1])
-        query = asked._replace(mask=torch.ones_like(asked.mask))
-        losses = Losses(trace.memories.new_zeros(()), *self.whole.rehearse(trace, batch._replace(query=query)))
+        asked = asked._replace(mask=torch.ones_like(asked.mask))
+        query = rehearsed_question(asked, anytime=self.whole.settings.anytime)
+        memory = gather_rows(trace.memories, query.position).squeeze(1)
+        losses = Losses(trace.memories.new_zeros(()), *self.whole.rehearse(batch, query, memory))
         total = losses.total(self.whole.settings) + sum(trace.losses.values())
         logs = {"loss": total, "loss_recollection": losses.recollection, "loss_familiarity": losses.familiarity}
         return total, {name: value.detach() for name, value in logs.items()}

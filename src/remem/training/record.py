@@ -36,6 +36,7 @@ def make_record(
     test: Tally,
     stage_one: dict[str, Any],
     pretraining: dict[str, Any],
+    began: dict[str, Any],
     fingerprint: str,
     device: torch.device,
     wall_seconds: float,
@@ -68,6 +69,7 @@ def make_record(
         "history": progress.history,
         "sampler_stage": stage_one,
         **({"pretraining": pretraining} if pretraining else {}),
+        **({"began_from": began} if began else {}),
         "cost": {
             "steps": progress.step,
             "best_step": progress.best_step,

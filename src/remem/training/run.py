@@ -11,7 +11,17 @@ import torch
 from torch import nn
 
 from remem.build import Model, build_model, build_sampler
-from remem.bundle import SAMPLER_FILE, fingerprint_of, load_sampler, save_bundle, save_sampler, write_file
+from remem.bundle import (
+    SAMPLER_FILE,
+    fingerprint_of,
+    load_bundle,
+    load_sampler,
+    load_weights,
+    save_bundle,
+    save_sampler,
+    weights_of,
+    write_file,
+)
 from remem.data.dataset import Split, evaluation_batches
 from remem.errors import BadInput
 from remem.model.assembly import MemoryModel
@@ -68,6 +78,7 @@ class Trainer:
         sampler, stage_one = self._sampler(resume)
         torch.manual_seed(self.run.seed)
         model = build_model(self.run.model, self.task.codec).to(self.device)
+        began = self._take_weights(model)
         before = self._pretrain(model, resume)
         objective = make_objective(model, self.run.model.rehearsal, sampler)
         if self.run.train.compile:
@@ -77,13 +88,13 @@ class Trainer:
             progress = fit(
                 model, objective, self.split("train"), self._validator(model, settings.precision), settings,
                 seed=self.run.seed, log=log, checkpoint=self.folder / "checkpoint.safetensors", resume=resume,
-                clock=self.clock,
+                clock=self.clock, part_errors=self.task.part_errors, part_names=self.task.part_names,
             )  # fmt: skip
         fingerprint = save_bundle(self.folder, model, self.run, self.task.codec)
         test = evaluate(model, self.split("test"), batch_size=settings.batch_size, precision=settings.precision)
         record = make_record(
             self.run, self.task, model, code=self.code,
-            splits=self.splits, progress=progress, test=test, stage_one=stage_one, pretraining=before,
+            splits=self.splits, progress=progress, test=test, stage_one=stage_one, pretraining=before, began=began,
             fingerprint=fingerprint, device=self.device, wall_seconds=self.clock.seconds,
         )  # fmt: skip
         write_file(self.folder / RECORD_FILE, json.dumps(record, indent=1).encode())
@@ -115,7 +126,7 @@ class Trainer:
             progress = fit(
                 sampler, DirectObjective(sampler), self.split("train"), self._validator(sampler, settings.precision),
                 settings, seed=self.run.seed, log=log, checkpoint=self.folder / "sampler-checkpoint.safetensors",
-                resume=resume, clock=self.clock,
+                resume=resume, clock=self.clock, part_errors=self.task.part_errors,
             )  # fmt: skip
         facts = {
             "steps": progress.step,
@@ -130,6 +141,22 @@ class Trainer:
         }
         save_sampler(self.folder, sampler, self.run, self.task.codec, facts)
         return sampler.eval().requires_grad_(False), facts
+
+    def _take_weights(self, model: Model) -> dict[str, Any]:
+        """Start from a trained model's weights where one is named; returns what is known of its training."""
+        folder = self.run.model.weights_from
+        if folder is None:
+            return {}
+        trained = load_bundle(folder)
+        if trained.codec != self.task.codec:
+            raise BadInput(f"The model in {folder} was trained on other items or answers than this task has.")
+        load_weights(model, weights_of(trained.model))
+        record = folder / RECORD_FILE
+        cost = json.loads(record.read_text())["cost"] if record.exists() else {}
+        return {
+            "fingerprint": trained.fingerprint, "method": trained.run.method, "seed": trained.run.seed,
+            "steps": cost.get("steps"), "seconds": cost.get("train_seconds"),
+        }  # fmt: skip
 
     def _pretrain(self, model: Model, resume: bool) -> dict[str, Any]:
         """Rehearse the task's streams without questions; chosen by the loss on the validation streams."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +13,7 @@ from remem.data.dataset import Split
 from remem.settings.run import TrainSettings
 from remem.training.objective import Logs
 from remem.training.optimizer import make_optimizer
-from remem.training.precision import autocast
+from remem.training.precision import autocast, layers_in_bf16, rounded
 
 Objective = Callable[[Batch], tuple[Tensor, Logs]]
 WARM_UP_RUNS = 3  # capture needs lazily made buffers and handles to exist
@@ -43,6 +43,7 @@ class EagerStep:
 
     def __init__(self, model: nn.Module, objective: Objective, split: Split, settings: TrainSettings) -> None:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.layers = layers_in_bf16(model, settings.precision)
         self.optimizer = make_optimizer(self.parameters, settings)
         self.objective, self.split, self.settings = objective, split, settings
         self.logs: Logs = {}
@@ -54,7 +55,7 @@ class EagerStep:
             group["lr"] = learning_rate
         batch = self.split.batch(bucket, rows)
         self.optimizer.zero_grad(set_to_none=True)
-        self.logs, finite = backward(self.objective, self.parameters, batch, self.settings)
+        self.logs, finite = backward(self.objective, self.parameters, batch, self.settings, self.layers)
         if finite:
             self.optimizer.step()
         else:
@@ -74,6 +75,7 @@ class GraphedStep:
         # at these lengths cuDNN's attention takes several times as long as the others
         torch.backends.cuda.enable_cudnn_sdp(False)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.layers = layers_in_bf16(model, settings.precision)
         self.device = self.parameters[0].device
         self.rate = torch.tensor(settings.learning_rate, device=self.device)
         self.optimizer = make_optimizer(self.parameters, settings, rate=self.rate)
@@ -102,7 +104,8 @@ class GraphedStep:
 
     def _update(self, bucket: int, rows: Tensor) -> Logs:
         self.optimizer.zero_grad(set_to_none=True)  # so that the captured backward pass writes instead of adding
-        logs, finite = backward(self.objective, self.parameters, self.split.batch(bucket, rows), self.settings)
+        batch = self.split.batch(bucket, rows)
+        logs, finite = backward(self.objective, self.parameters, batch, self.settings, self.layers)
         self.found_inf.copy_(~finite)
         self.count += self.found_inf
         self.optimizer.step()
@@ -135,10 +138,14 @@ class GraphedStep:
 
 
 def backward(
-    objective: Objective, parameters: list[nn.Parameter], batch: Batch, settings: TrainSettings
+    objective: Objective,
+    parameters: list[nn.Parameter],
+    batch: Batch,
+    settings: TrainSettings,
+    layers: Sequence[nn.Linear] = (),
 ) -> tuple[Logs, Tensor]:
-    """Loss, gradients and clipping; and whether all of it is finite."""
-    with autocast(batch.ids.device, settings.precision):
+    """Loss, gradients and clipping; and whether all of it is finite. The given layers are rounded to bf16 at once."""
+    with autocast(batch.ids.device, settings.precision), rounded(layers):
         loss, logs = objective(batch)
     loss.backward()
     norm = nn.utils.clip_grad_norm_(parameters, settings.clip_norm)

@@ -7,10 +7,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 
-def reference(
-    q: Float[Tensor, "s n h c"], k: Float[Tensor, "s n h c"], v: Float[Tensor, "s n h c"], mask: Bool[Tensor, "s n"]
-) -> Float[Tensor, "s n h c"]:
+def reference(qkv: Float[Tensor, "s n 3 h c"], mask: Bool[Tensor, "s n"]) -> Float[Tensor, "s n h c"]:
     """out_i = sum_j softmax_j(q_i . k_j / sqrt(c)) v_j over the items j that the mask allows, in at least float32."""
+    q, k, v = qkv.unbind(2)
     wide = torch.promote_types(q.dtype, torch.float32)
     hidden = ~mask
     # filled rather than weighted by zero: padding may hold NaN, and 0 * NaN is NaN

@@ -99,7 +99,7 @@ def _backward(
     q_at, _ = _tile(pairs, q_s, q_n, q_h, N, H, C, NP, G)
     k_at, _ = _tile(pairs, k_s, k_n, k_h, N, H, C, NP, G)
     v_at, _ = _tile(pairs, v_s, v_n, v_h, N, H, C, NP, G)
-    out_at, _ = _tile(pairs, N * H * C, H * C, C, N, H, C, NP, G)
+    out_at, _ = _tile(pairs, 3 * N * H * C, 3 * H * C, C, N, H, C, NP, G)  # side by side, as q, k and v are
     keys = _keys(mask_ptr, pairs, mask_s, mask_n, N, H, NP, G)
 
     grad = tl.load(grad_ptr + grad_at, mask=exists, other=0.0)
@@ -122,25 +122,20 @@ def _backward(
     tl.store(dk_ptr + out_at, dk.to(k.dtype), mask=exists)
 
 
-def forward(
-    q: Float[Tensor, "s n h c"], k: Float[Tensor, "s n h c"], v: Float[Tensor, "s n h c"], mask: Bool[Tensor, "s n"]
-) -> Float[Tensor, "s n h c"]:
+def forward(qkv: Float[Tensor, "s n 3 h c"], mask: Bool[Tensor, "s n"]) -> Float[Tensor, "s n h c"]:
     """The attention of each segment's items to one another, contiguous."""
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    _launch(_forward, (q, k, v), mask, (out,))
+    s, n, _, h, c = qkv.shape
+    out = torch.empty((s, n, h, c), dtype=qkv.dtype, device=qkv.device)
+    _launch(_forward, qkv.unbind(2), mask, (out,))
     return out
 
 
 def backward(
-    grad: Float[Tensor, "s n h c"],
-    q: Float[Tensor, "s n h c"],
-    k: Float[Tensor, "s n h c"],
-    v: Float[Tensor, "s n h c"],
-    mask: Bool[Tensor, "s n"],
-) -> Float[Tensor, "3 s n h c"]:
-    """The gradients of q, k and v from that of the output, each contiguous."""
-    grads = torch.empty((3, *q.shape), dtype=q.dtype, device=q.device)
-    _launch(_backward, (grad, q, k, v), mask, grads.unbind(0))
+    grad: Float[Tensor, "s n h c"], qkv: Float[Tensor, "s n 3 h c"], mask: Bool[Tensor, "s n"]
+) -> Float[Tensor, "s n 3 h c"]:
+    """The gradients of q, k and v from that of the output, contiguous as one tensor."""
+    grads = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
+    _launch(_backward, (grad, *qkv.unbind(2)), mask, grads.unbind(2))
     return grads
 
 

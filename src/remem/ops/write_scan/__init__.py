@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,7 +19,50 @@ from remem.ops.write_scan import native, reference
 from remem.ops.write_scan.cpu import CpuScan
 from remem.ops.write_scan.reference import Scanned, ScanWeights
 
-__all__ = ["ScanWeights", "Scanned", "reference_only", "write_scan"]
+__all__ = ["ScanWeights", "Scanned", "prepare", "reference_only", "write_scan"]
+
+
+class Prepared(NamedTuple):
+    """What is computed before a fast scan, with columns [score side | reset | keep | new]."""
+
+    items: Float[Tensor, "s n c"]
+    weight: Float[Tensor, "c d"]
+    bias: Float[Tensor, "k c"]
+
+
+def prepare(
+    features: Float[Tensor, "s n d"], item_mask: Bool[Tensor, "s n"], weights: ScanWeights, gain: float, num_slots: int
+) -> Prepared:
+    """All that needs no memory.
+
+    The gates are linear in the aligned features, and those in the items: W sum_n a_kn f_n = sum_n a_kn W f_n. So W f_n
+    is computed for all items at once, before the scan, and half of the scan's arithmetic is gone.
+    """
+    d = features.shape[2]
+    # a padded item may hold anything, and NaN times a gradient of zero is NaN
+    real = features.masked_fill(~item_mask[..., None], 0.0)
+    items = F.linear(real, torch.cat([weights.item_side, gain * weights.items_to_gates]))
+    # inside the tanh a bias of the items is as good as one of the slots, whose gradient is there already
+    side_bias = weights.item_side_bias.expand(num_slots, -1)
+    if weights.identity is not None:
+        side_bias = weights.identity + side_bias
+    # reset and keep add both their biases at once; that of new stays inside its gate on the slots' side
+    gates_bias = weights.slots_bias + F.pad(weights.items_bias[: 2 * d], (0, d))
+    bias = torch.cat([side_bias, gates_bias.expand(num_slots, -1)], dim=1)
+    return Prepared(items, torch.cat([weights.slot_side, weights.slots_to_gates]), bias)
+
+
+def fused(
+    slots: Float[Tensor, "b k d"],
+    features: Float[Tensor, "s n d"],
+    item_mask: Bool[Tensor, "s n"],
+    weights: ScanWeights,
+    gain: float,
+    prepare: Callable[..., Prepared] = prepare,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Slots, items, weight, bias, new_bias and score of the fast scans."""
+    new_bias = weights.items_bias[2 * slots.shape[2] :]
+    return slots, *prepare(features, item_mask, weights, gain, slots.shape[1]), new_bias, weights.score
 
 
 def write_scan(
@@ -31,15 +75,17 @@ def write_scan(
     gain: float,
     *,
     in_turn: bool = False,
+    prepare: Callable[..., Prepared] = prepare,
 ) -> Scanned:
     """The memory along every stream. Under autocast the products are in 16 bits; slots and sums never are.
 
     `in_turn` promises that `order` counts from 0 to b t - 1: then no gradient has to be added up by segment.
+    `prepare` may be the function of that name compiled.
     """
     if not fast() or not order.numel() or not _has_fast_path(slots, features):
         return reference.write_scan(slots, features, item_mask, order, segment_mask, weights, gain)
     real = item_mask[order] & segment_mask[..., None]
-    scan = fused(slots, features, item_mask, weights, gain)
+    scan = fused(slots, features, item_mask, weights, gain, prepare)
     if not slots.is_cuda and _trains(*scan) and native.available():
         return Scanned(*native.NativeScan.apply(*scan[:2], real, order, *scan[2:], in_turn))  # type: ignore[no-untyped-call]
     if not slots.is_cuda:
@@ -47,33 +93,6 @@ def write_scan(
     with torch.autocast("cuda", enabled=False):
         memories, entropy, _, _ = _write_scan(*scan[:2], real, order, *scan[2:], in_turn)
     return Scanned(memories, entropy)
-
-
-def fused(
-    slots: Float[Tensor, "b k d"],
-    features: Float[Tensor, "s n d"],
-    item_mask: Bool[Tensor, "s n"],
-    weights: ScanWeights,
-    gain: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Slots, items, weight, bias, new_bias and score of the fast scans, columns [score side | reset | keep | new].
-
-    The gates are linear in the aligned features, and those in the items: W sum_n a_kn f_n = sum_n a_kn W f_n. So W f_n
-    is computed for all items at once, before the scan, and half of the scan's arithmetic is gone.
-    """
-    d = slots.shape[2]
-    # a padded item may hold anything, and NaN times a gradient of zero is NaN
-    real = features.masked_fill(~item_mask[..., None], 0.0)
-    to_items = torch.cat([weights.item_side, gain * weights.items_to_gates])
-    items = F.linear(real, to_items, F.pad(weights.item_side_bias, (0, 3 * d)))
-    to_slots = torch.cat([weights.slot_side, weights.slots_to_gates])
-    # reset and keep add both their biases at once; that of new stays inside its gate on the slots' side
-    gates_bias = weights.slots_bias + F.pad(weights.items_bias[: 2 * d], (0, d))
-    identity = weights.identity
-    if identity is None:
-        identity = slots.new_zeros(slots.shape[1], len(weights.score))
-    bias = torch.cat([identity, gates_bias.expand(len(identity), -1)], dim=1)
-    return slots, items, to_slots, bias, weights.items_bias[2 * d :], weights.score
 
 
 def _has_fast_path(slots: Tensor, features: Tensor) -> bool:
@@ -164,9 +183,12 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     _, items, real, order, weight, bias, _, score, ctx.in_turn = inputs
     memories, _, shares, gates = output
     ctx.save_for_backward(items, real, order, weight, bias, score, memories, shares, gates)
+    ctx.set_materialize_grads(False)  # no one has a gradient for what is kept; zeros in its place would be large
 
 
-def _gradients(ctx: Any, grad_memories: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, grad_memories: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    if grad_memories is None:
+        return (None,) * 9
     slots, items, weight, bias, new_bias, score = _write_scan_backward(grad_memories, *ctx.saved_tensors, ctx.in_turn)
     return slots, items, None, None, weight, bias, new_bias, score, None
 

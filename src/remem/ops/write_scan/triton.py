@@ -100,13 +100,16 @@ def _forward(
         length = tl.load(count + step)
         if length > 0:
             segment = items + tl.load(order + step) * N * C
+            item = tl.load(segment + m, mask=m < M, other=0.0)
             low = slot.to(dtype)
             side = _dot(low, _turned(weight, m, d, D, M, D), _tile(bias, k, m, C, K, M), FAST)
             # scores item by item, so that no [k, n, m] tensor is ever made
             scores = tl.zeros([KP, NP], dtype=tl.float32)
             for i in range(length):
-                item = tl.load(segment + i * C + m, mask=m < M, other=0.0).to(tl.float32)
-                column = tl.sum(_tanh(side + item[None, :], FAST) * w[None, :], axis=1)
+                x = side + item.to(tl.float32)[None, :]
+                # on its way while this one is worked on
+                item = tl.load(segment + (i + 1) * C + m, mask=(m < M) & (i + 1 < length), other=0.0)
+                column = tl.sum(_tanh(x, FAST) * w[None, :], axis=1)
                 scores = tl.where(n[None, :] == i, column[:, None], scores)
             scores = tl.where((k < K)[:, None], scores, float("-inf"))
             share = tl.exp(scores - tl.max(scores, axis=0)[None, :])
@@ -140,7 +143,7 @@ def _forward(
 @triton.jit
 def _backward(
     items, real, count, order, weight, turned_weight, bias, score, memories, shares, gates, grad_memories,
-    grad_slots, grad_items, grad_products, grad_score,
+    grad_slots, grad_items, grad_products, grad_score, low_slots,
     T,
     K: tl.constexpr, N: tl.constexpr, D: tl.constexpr, M: tl.constexpr,
     KP: tl.constexpr, NP: tl.constexpr, DP: tl.constexpr, MP: tl.constexpr,
@@ -198,15 +201,18 @@ def _backward(
             _put(uses + M, _dot(turned, on_reset, none, FAST).to(dtype), n, d, C, N, D)
             _put(uses + M + D, _dot(turned, on_keep, none, FAST).to(dtype), n, d, C, N, D)
             _put(uses + M + 2 * D, _dot(turned, low_new, none, FAST).to(dtype), n, d, C, N, D)
+            item = tl.load(segment + m, mask=m < M, other=0.0)
             # Eq. 1: the softmax over slots, then the scores item by item
             on_scores = share * (on_share - tl.sum(share * on_share, axis=0)[None, :])
             low = slot.to(dtype)
+            _put(low_slots + step * K * D, low, k, d, D, K, D)
             side = _dot(low, _turned(weight, m, d, D, M, D), _tile(bias, k, m, C, K, M), FAST)
             on_side = tl.zeros([KP, MP], dtype=tl.float32)
             for i in range(length):
-                item = tl.load(segment + i * C + m, mask=m < M, other=0.0).to(tl.float32)
-                item = tl.where(tl.load(real + step * N + i) != 0, item, 0.0)
-                x = _tanh(side + item[None, :], FAST)
+                here = tl.sum(tl.where((n == i) & is_real, 1, 0), axis=0) > 0
+                x = side + tl.where(here, item.to(tl.float32), 0.0)[None, :]
+                item = tl.load(segment + (i + 1) * C + m, mask=(m < M) & (i + 1 < length), other=0.0)
+                x = _tanh(x, FAST)
                 on_score = tl.sum(tl.where(n[None, :] == i, on_scores, 0.0), axis=1)[:, None]
                 grad_w += tl.sum(on_score * x, axis=0)
                 through = on_score * (1 - x * x) * w[None, :]
@@ -224,6 +230,7 @@ def _backward(
             _put(products + M + D, blank, k, d, R, K, D)
             _put(products + M + 2 * D, blank, k, d, R, K, D)
             _put(products + M + 3 * D, blank, k, d, R, K, D)
+            _put(low_slots + step * K * D, blank, k, d, D, K, D)
             unused = tl.zeros([NP, DP], dtype=dtype)
             _put(uses, tl.zeros([NP, MP], dtype=dtype), n, m, C, N, M)
             _put(uses + M, unused, n, d, C, N, D)
@@ -307,13 +314,14 @@ def backward(
     grad_items = torch.empty(b, t, n, columns, device=device, dtype=dtype)
     grad_products = torch.empty(b, t, k, columns + d, device=device, dtype=dtype)
     grad_score = torch.empty(b, m, device=device)
+    low_slots = torch.empty(b, t, k, d, device=device, dtype=dtype)  # before each segment; zeros if it is all padding
     _backward[(b,)](
         items.contiguous(), real.contiguous(), count, order.contiguous(),
         low_weight.contiguous(), low_weight.mT.contiguous(), bias.contiguous(), score.contiguous(),
-        memories, shares, gates, grad_memories.contiguous(), grad_slots, grad_items, grad_products, grad_score, t,
+        memories, shares, gates, grad_memories.contiguous(),
+        grad_slots, grad_items, grad_products, grad_score, low_slots, t,
         **sizes.constants(dtype, items.is_cuda), num_warps=_warps(b), num_stages=1,
     )  # fmt: skip
-    before = memories[:, :-1].to(dtype).reshape(b * t * k, d)
     grad_bias = grad_products.sum(dim=(0, 1), dtype=torch.float32)
     table = grad_items.view(b * t, n, columns)
     if not in_turn:
@@ -321,7 +329,7 @@ def backward(
     return (
         grad_slots,
         table,
-        (grad_products.view(b * t * k, columns + d)[:, :columns].mT @ before).float(),
+        (grad_products.view(b * t * k, columns + d)[:, :columns].mT @ low_slots.view(-1, d)).float(),
         grad_bias[:, :columns].contiguous(),
         grad_bias[:, columns:].sum(dim=0),
         grad_score.sum(dim=0),

@@ -1,0 +1,68 @@
+"""Batches that dwell on what is not learned yet: parts of a task with many wrong answers are drawn more often."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from remem.data.dataset import Split
+from remem.data.random import StableRandom
+
+FULL_FOCUS = 20.0  # percent of wrong answers from which on a part gets all of the focus
+
+
+def part_weights(errors: Mapping[int, float], focus: float, parts: int) -> list[float]:
+    """How often each part is drawn against one without an error; a part not asked about counts as one."""
+    return [1 + focus * min(errors.get(part, 0.0) / FULL_FOCUS, 1.0) for part in range(parts)]
+
+
+def focused_batches(
+    split: Split,
+    errors: Mapping[int, float],
+    focus: float,
+    batch_size: int,
+    count: int,
+    seed: int,
+    turn: int,
+    only: Collection[int] = (),
+) -> list[tuple[int, Int[Tensor, " b"]]]:
+    """`count` batches as (bucket, rows), a function of the arguments alone.
+
+    Parts without errors have equal shares, however many streams they have, but for their length: streams four times as
+    long come half as often, between as many streams and as much to read. A stream is drawn as often as its weight says,
+    up to one, and streams of a bucket come in a new order every turn. Where `only` names parts, there are no others.
+    """
+    part_of = [bucket.query.part[:, 0].cpu().numpy() for bucket in split.buckets]
+    segments = [bucket.segment_mask.sum(dim=1).cpu().numpy() for bucket in split.buckets]
+    streams, read = (np.bincount(np.concatenate(part_of), w) for w in (None, np.concatenate(segments)))
+    streams = np.maximum(streams, 1)
+    each = np.array(part_weights(errors, focus, len(streams))) / streams / np.sqrt(np.maximum(read / streams, 1))
+    if only:
+        each[[part for part in range(len(each)) if part not in only]] = 0.0
+    weights = [each[parts] for parts in part_of]
+    random = StableRandom(seed, "focus", turn)
+    # a bucket of one stream has no neighbour to take replacement items from
+    wanted = np.array([weight.sum() if len(weight) > 1 else 0.0 for weight in weights])
+    bucket_of = _spread(wanted, count, random)
+    batches: list[tuple[int, Tensor]] = []
+    for number, weight in enumerate(weights):
+        chosen = int((bucket_of == number).sum())
+        if not chosen:
+            continue
+        order = random.permutation(len(weight))
+        rows = order[_spread(weight[order], chosen * batch_size, random)]
+        rows = torch.from_numpy(rows[random.permutation(len(rows))])
+        batches += [(number, chunk) for chunk in rows.split(batch_size)]
+    return [batches[i] for i in random.permutation(len(batches))]
+
+
+def _spread(weights: np.ndarray, count: int, random: StableRandom) -> np.ndarray:
+    """`count` numbers below len(weights), each as often as its weight says, up to one, in ascending order."""
+    ends = np.cumsum(weights)
+    start = int(random.integers(1 << 32, 1)[0]) / (1 << 32)
+    points = (np.arange(count) + start) * (ends[-1] / max(count, 1))
+    return np.minimum(np.searchsorted(ends, points, side="right"), len(weights) - 1)
