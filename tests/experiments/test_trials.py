@@ -17,7 +17,7 @@ from remem.settings.codec import to_json
 from remem.settings.model import without_rehearsal
 from remem.settings.run import Run
 
-RM = PRESETS["babi/rm"]
+RM = PRESETS["babi/rm-plain"]
 
 
 def write(results: Path, folder: str, run: Run, error: float, *, steps: int = 35_000, **changes: Any) -> None:

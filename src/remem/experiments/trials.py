@@ -32,7 +32,8 @@ def format_trials(results: Path, task: str, *, parts: tuple[int, ...] | None = N
         parts: bAbI only. None takes the runs on all twenty tasks; else those on these tasks alone.
     """
     metric, best_first = ("error", 1) if task == "babi" else ("accuracy", -1)
-    base = PRESETS[f"{task}/rm"]
+    name = f"{task}/rm-plain" if f"{task}/rm-plain" in PRESETS else f"{task}/rm"
+    base = PRESETS[name]
     chosen = {folder: group for folder, group in find_runs(results, task).items() if _is_asked(folder, group, parts)}
     fewest = min((r["data"]["streams"]["train"] for group in chosen.values() for r in group), default=0)
     rows = []
@@ -43,7 +44,7 @@ def format_trials(results: Path, task: str, *, parts: tuple[int, ...] | None = N
         if task == "babi" and parts is None:
             cells.append(", ".join(f"{r['metrics']['test']['failed_tasks']:.0f}" for r in group))
         rows.append((best_first * (spread(values)["mean"] or 0.0), folder, cells))
-    header = ["run", f"differs from `{task}/rm` by", "steps", f"test {metric} (%)"]
+    header = ["run", f"differs from `{name}` by", "steps", f"test {metric} (%)"]
     if task == "babi" and parts is None:
         header.append("tasks above 5 %")
     return format_lines(header, [cells for *_, cells in sorted(rows, key=lambda row: row[:2])], "md", words=2)
