@@ -179,6 +179,6 @@ class Batcher:
             try:
                 return await self.reader.answers(group)
             except ConnectionError:
-                log("reader lost", level=40)
+                log("reader lost", level=40, work="questions")
                 self.reader = None  # from now on it is done here
         return await self._lanes.run("query", time.monotonic() + 60.0, partial(self._engine.query_many, group))
