@@ -27,7 +27,7 @@ T = TypeVar("T")
 Lane = Literal["append", "query", "admin", "health"]
 _FIRST_PAUSE, _LAST_PAUSE = 0.004, 0.05
 _MOST_TOGETHER = 16
-_GATHERING = 0.004
+_GATHERING = 0.001
 # appends wait for the disk, and as many as wait share one commit; queries compute
 WORKERS: dict[Lane, int] = {"append": 48, "query": 1, "admin": 2, "health": 1}
 

@@ -48,7 +48,7 @@ class Writer:
         self._thread_waits = False
         """The thread wants the connection: the loop, which could take it again at once, lets it go first."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._loop_thread, self._called = 0, False
+        self._loop_thread, self._called, self._crowded = 0, False, False
         self._quick: deque[_Queued] = deque()
         self._commits = ThreadPoolExecutor(1, "remem-sqlite-commit")
         self._thread = threading.Thread(target=self._work, name="remem-sqlite-writer", daemon=True)
@@ -102,9 +102,8 @@ class Writer:
                 self._quick.append((job, future))
                 if threading.get_ident() != self._loop_thread:
                     self._loop.call_soon_threadsafe(self._run_quick)
-                elif not self._called:  # once for all that come in one turn of the loop
-                    self._called = True
-                    self._loop.call_soon(self._run_quick)
+                else:
+                    self._call_quick(self._loop)
             else:
                 self._jobs.put((job, future))
         return future
@@ -133,6 +132,16 @@ class Writer:
             if last is not None and self._closed and self._jobs.empty():
                 return
 
+    def _call_quick(self, loop: asyncio.AbstractEventLoop) -> None:
+        """In the loop: run quick jobs soon, once for all that come until then."""
+        if self._called:
+            return
+        self._called = True
+        if self._crowded:  # as above
+            loop.call_later(_GATHERING, self._run_quick)
+        else:
+            loop.call_soon(self._run_quick)
+
     def _run_quick(self) -> None:
         """In the loop: all quick jobs that wait, if the connection is free; if not, whoever has it calls again."""
         self._called = False
@@ -140,6 +149,7 @@ class Writer:
             return
         loop = self._loop
         group = [self._quick.popleft() for _ in range(min(_MOST_JOBS, len(self._quick)))]
+        self._crowded = len(group) > 1
         outcomes = self._begin(group) if group else None
         if outcomes is None or loop is None:
             if outcomes is not None:  # taken back meanwhile
@@ -153,14 +163,16 @@ class Writer:
             try:
                 loop.call_soon_threadsafe(self._finish_quick, told)
             except RuntimeError:  # a loop that has ended against its promise
-                self._finish_quick(told)
+                self._connection_free.release()
+                _tell(told)
 
         self._commits.submit(commit)
 
     def _finish_quick(self, outcomes: list[_Outcome]) -> None:
         self._connection_free.release()
         _tell(outcomes)
-        self._look_again()
+        if self._quick and self._loop is not None:
+            self._call_quick(self._loop)
 
     def _look_again(self) -> None:
         loop = self._loop
