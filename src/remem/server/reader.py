@@ -10,15 +10,18 @@ import asyncio
 import base64
 import contextlib
 import gc
+import itertools
 import json
 import select
 import signal
 import socket
 import subprocess
 import sys
+import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from remem.errors import BadInput
 from remem.server.service import as_json
@@ -28,7 +31,8 @@ from remem.service.engine import MemoryEngine
 from remem.service.errors import InvalidValue, ServiceError, error_of
 from remem.service.limits import StreamKey
 
-_LONGEST_LINE = 2**26
+_CHUNK = 2**18
+_MOST_TOGETHER = 16
 _LONGEST_WAIT = 30.0
 _LONGEST_FOLD = 300.0
 
@@ -38,32 +42,95 @@ class ReaderLost(ConnectionError):
 
 
 class _Lines:
-    """JSON lines over a socket, one request at a time: nothing is left in a buffer while `select` waits."""
+    """JSON lines over a socket, to be waited for with `select` only when none is at hand."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._connection, self._incoming = connection, connection.makefile("rb")
+        self._connection, self._rest = connection, b""
+        self._lines: deque[bytes] = deque()
 
     def fileno(self) -> int:
         """For `select`."""
         return self._connection.fileno()
 
-    def read(self) -> Any:
-        """The next value."""
-        line = self._incoming.readline()
-        if not line.endswith(b"\n"):
-            raise ReaderLost
-        return json.loads(line)
+    def has_come(self) -> bool:
+        """Whether there is a line, or its beginning, or the end."""
+        return bool(self._lines or select.select([self], [], [], 0)[0])
+
+    def read(self, most: int = 1) -> list[Any]:
+        """The next values: waits for one, and takes as many as have come."""
+        while not self._lines or (len(self._lines) < most and select.select([self], [], [], 0)[0]):
+            if not (data := self._connection.recv(_CHUNK)):
+                raise ReaderLost
+            *whole, self._rest = (self._rest + data).split(b"\n")
+            self._lines.extend(whole)
+        return [json.loads(self._lines.popleft()) for _ in range(min(most, len(self._lines)))]
 
     def write(self, value: Any) -> None:
         """Send a value."""
         self._connection.sendall(json.dumps(value).encode() + b"\n")
 
 
+class _Questions(asyncio.Protocol):
+    """Questions on their way, by number."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[int, asyncio.Future[Any]] = {}
+        self._numbers, self._parts = itertools.count(), [b""]
+        self._transport: asyncio.Transport | None = None
+        self._heard = time.monotonic()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the way to write."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def ask(self, question: Question) -> asyncio.Future[Any]:
+        """Its answer as JSON values, or the error that stands against it."""
+        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        now = time.monotonic()
+        if self.waiting and now - self._heard > _LONGEST_WAIT and self._transport is not None:
+            self._transport.abort()  # it neither answers nor ends
+            self.connection_lost(None)
+        if self._transport is None:
+            answered.set_exception(ReaderLost())
+            return answered
+        if not self.waiting:
+            self._heard = now
+        number = next(self._numbers)
+        self.waiting[number] = answered
+        self._transport.write(json.dumps([number, *question]).encode() + b"\n")
+        return answered
+
+    def data_received(self, data: bytes) -> None:
+        """A line has the answers to several questions."""
+        self._heard = time.monotonic()
+        if b"\n" not in data:
+            self._parts.append(data)
+            return
+        *lines, rest = b"".join([*self._parts, data]).split(b"\n")
+        self._parts = [rest]
+        for number, reply in (each for line in lines for each in json.loads(line)):
+            answered = self.waiting.pop(number)
+            if answered.done():  # nobody waits any more
+                continue
+            if "problem" in reply:
+                answered.set_exception(error_of(reply["problem"]))
+            else:
+                answered.set_result(reply["answered"])
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nobody will answer."""
+        self._transport = None
+        waiting, self.waiting = self.waiting, {}
+        for answered in waiting.values():
+            if not answered.done():
+                answered.set_exception(ReaderLost())
+
+
 class Reader:
-    """The server's end: one group of questions at a time, from the event loop alone; one of folds, from a thread."""
+    """The server's end: questions from the event loop alone; one group of folds at a time, from a thread."""
 
     def __init__(self, store: Path | str, model: Path | str) -> None:
-        (self._questions, asked), (self._folds, folded) = socket.socketpair(), socket.socketpair()
+        (self._asking, asked), (self._folding, folded) = socket.socketpair(), socket.socketpair()
         with asked, folded:
             places = [asked.fileno(), folded.fileno()]
             self._process = subprocess.Popen(
@@ -72,47 +139,45 @@ class Reader:
                 stdout=subprocess.DEVNULL,
                 pass_fds=places,
             )
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._folds.settimeout(_LONGEST_FOLD)
-        self._fold_lines = _Lines(self._folds)
+        self._questions = _Questions()
+        self._folding.settimeout(_LONGEST_FOLD)
+        self._folds = _Lines(self._folding)
 
     @property
     def pid(self) -> int:
         """Of the process."""
         return self._process.pid
 
+    @property
+    def waiting(self) -> int:
+        """Questions on their way."""
+        return len(self._questions.waiting)
+
     def wait_until_ready(self) -> None:
         """Until the model is loaded."""
-        if not self._questions.recv(1):
+        if not self._asking.recv(1):
             raise ReaderLost
 
-    async def answers(self, group: Sequence[Question]) -> list[Any]:
-        """For each question its answer as JSON values, or the error that stands against it."""
-        if self._streams is None:
-            self._streams = await asyncio.open_connection(sock=self._questions, limit=_LONGEST_LINE)
-        incoming, outgoing = self._streams
-        outgoing.write(json.dumps(group).encode() + b"\n")
-        try:
-            async with asyncio.timeout(_LONGEST_WAIT):
-                line = await incoming.readline()
-        except (OSError, TimeoutError):
-            raise ReaderLost from None
-        if not line.endswith(b"\n"):
-            raise ReaderLost
-        return [error_of(reply["problem"]) if "problem" in reply else reply["answered"] for reply in json.loads(line)]
+    async def connect(self) -> None:
+        """In the event loop that will ask."""
+        await asyncio.get_running_loop().create_connection(lambda: self._questions, sock=self._asking)
+
+    def ask(self, question: Question) -> asyncio.Future[Any]:
+        """Its answer as JSON values, or the error that stands against it."""
+        return self._questions.ask(question)
 
     def prepared(self, keys: Sequence[StreamKey]) -> tuple[dict[StreamKey, Outcome], list[float]]:
         """As `remem.service.consolidate.prepare`, and how many seconds each fold took."""
         try:
-            self._fold_lines.write(keys)
-            reply = self._fold_lines.read()
+            self._folds.write(keys)
+            (reply,) = self._folds.read()
         except OSError:
             raise ReaderLost from None
         return dict(zip(keys, map(_outcome, reply["outcomes"]), strict=True)), reply["took"]
 
     def close(self) -> None:
         """Let it end; one that does not is ended."""
-        for connection in (self._questions, self._folds):
+        for connection in (self._asking, self._folding):
             with contextlib.suppress(OSError):  # it may be gone already
                 connection.shutdown(socket.SHUT_RDWR)
         try:
@@ -123,7 +188,7 @@ class Reader:
 
 
 class _Computer:
-    """The reader's end. Questions come first: a fold stops for them after every few segments."""
+    """The reader's end. Questions that have come are answered together, and first: a fold stops for them."""
 
     def __init__(self, engine: MemoryEngine, took: list[float], questions: socket.socket, folds: socket.socket) -> None:
         self._engine, self._took = engine, took
@@ -134,26 +199,23 @@ class _Computer:
         """Until the server ends the connection."""
         with contextlib.suppress(ConnectionError):
             while True:
+                self._look_up()
                 ready, _, _ = select.select([self._questions, self._folds], [], [])
-                if self._questions in ready:
-                    self._answer()
-                else:
-                    self._folds.write(self._prepared(self._folds.read()))
+                if self._folds in ready and self._questions not in ready:
+                    (keys,) = self._folds.read()
+                    self._folds.write(self._prepared(keys))
 
-    def _answer(self) -> None:
-        group = self._questions.read()
-        found = self._engine.query_many([Question(*each) for each in group])
-        self._questions.write([_reply(each) for each in found])
+    def _look_up(self) -> None:
+        while self._questions.has_come():
+            group = self._questions.read(_MOST_TOGETHER)
+            found = self._engine.query_many([Question(*question) for _, *question in group])
+            self._questions.write([(number, _reply(each)) for (number, *_), each in zip(group, found, strict=True)])
 
     def _prepared(self, keys: list[Any]) -> dict[str, Any]:
         self._took.clear()
         wanted = [StreamKey(*key) for key in keys]
         found = prepare(self._engine.store, self._engine.network, wanted, self._look_up)
         return {"outcomes": [_as_line(found[key]) for key in wanted], "took": self._took}
-
-    def _look_up(self) -> None:
-        while select.select([self._questions], [], [], 0)[0]:
-            self._answer()
 
 
 def main(store: str, model: str, *places: str) -> None:

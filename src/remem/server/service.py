@@ -47,8 +47,10 @@ class Service:
         metrics.model.info({"fingerprint": engine.network.fingerprint, "numerics": engine.network.numerics})
         metrics.build.info({"version": release()})
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """In the event loop that will serve."""
+        if self._reader is not None:
+            await self._reader.connect()
         if hasattr(self.engine.store, "lend"):
             self.engine.store.lend(asyncio.get_running_loop())
 

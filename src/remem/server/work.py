@@ -27,7 +27,7 @@ T = TypeVar("T")
 Lane = Literal["append", "query", "admin", "health"]
 _FIRST_PAUSE, _LAST_PAUSE = 0.004, 0.05
 _MOST_TOGETHER = 16
-_GATHERING = 0.001
+_GATHERING = 0.004
 # appends wait for the disk, and as many as wait share one commit; queries compute
 WORKERS: dict[Lane, int] = {"append": 48, "query": 1, "admin": 2, "health": 1}
 
@@ -168,6 +168,13 @@ class Batcher:
             pause = min(2 * pause, _LAST_PAUSE)
 
     async def _ask(self, question: Question, deadline: float) -> Any:
+        if self.reader is not None:
+            try:
+                return await self._asked(self.reader, question, deadline)
+            except ConnectionError:
+                if self.reader is not None:
+                    log("reader lost", level=40, work="questions")
+                self.reader = None  # from now on it is done here
         if len(self._waiting) >= self._most:
             raise Busy(f"{self._most} questions wait already; try again shortly.", queue="query")
         answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -177,6 +184,15 @@ class Batcher:
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                 return await answered
+        except TimeoutError:
+            raise Deadline("The question took too long.") from None
+
+    async def _asked(self, reader: Reader, question: Question, deadline: float) -> Any:
+        if reader.waiting >= self._most:
+            raise Busy(f"{self._most} questions wait already; try again shortly.", queue="query")
+        try:
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                return await reader.ask(question)
         except TimeoutError:
             raise Deadline("The question took too long.") from None
 
@@ -200,10 +216,4 @@ class Batcher:
                     answered.set_result(result)
 
     async def _answers(self, group: list[Question]) -> list[Any]:
-        if self.reader is not None:
-            try:
-                return await self.reader.answers(group)
-            except ConnectionError:
-                log("reader lost", level=40, work="questions")
-                self.reader = None  # from now on it is done here
         return await self._lanes.run("query", time.monotonic() + 60.0, partial(self._engine.query_many, group))
