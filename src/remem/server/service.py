@@ -20,7 +20,7 @@ from remem.server.tokens import TokenFile
 from remem.server.work import Batcher, Buckets, Lanes
 from remem.service.consolidate import Outcome
 from remem.service.engine import MemoryEngine
-from remem.service.errors import InvalidValue
+from remem.service.errors import Draining, InvalidValue
 from remem.service.limits import StreamKey
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Service:
         self.lanes, self.buckets = Lanes(settings, metrics), Buckets(settings.tenant_rate)
         self.questions, self.flights = Batcher(engine, self.lanes, settings), Flights()
         self._reader: Reader | None = None
+        self._reader_lost = self._closing = False
         self.draining = False
         self.stop: Callable[[], None] = lambda: None
         """Begins an orderly stop; the one who runs the server puts it in."""
@@ -60,18 +61,19 @@ class Service:
         self.engine.prepare_by(self._prepared)
 
     def _prepared(self, keys: Sequence[StreamKey]) -> dict[StreamKey, Outcome]:
-        reader = self._reader
+        if self._reader_lost or self._reader is None:
+            return self.engine.prepare(keys)
         try:
-            if reader is not None:
-                found, took = reader.prepared(keys)
-                for seconds in took:
-                    self.metrics.folds.observe(seconds)
-                return found
+            found, took = self._reader.prepared(keys)
         except ConnectionError:
-            if self._reader is not None:  # not closed by ourselves
-                self._reader = None
-                log("reader lost", level=40, work="folds")
-        return self.engine.prepare(keys)
+            if self._closing:
+                raise Draining("The server is stopping.") from None
+            log("reader lost", level=40, work="folds")
+            self._reader_lost = True
+            return self.engine.prepare(keys)
+        for seconds in took:
+            self.metrics.folds.observe(seconds)
+        return found
 
     def require_writable(self) -> None:
         """Go through a commit that writes nothing; raises what stands against it."""
@@ -97,9 +99,9 @@ class Service:
         """Finish what was accepted, fold what can be folded in the time left, close the store."""
         self.lanes.close()
         self.engine.settle(self.settings.drain_seconds)
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
+        self._closing = True
+        if self._reader is not None:
+            self._reader.close()
         self.engine.close()
 
 

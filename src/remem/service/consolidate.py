@@ -6,7 +6,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from remem.service import ledger
@@ -144,8 +143,8 @@ class Consolidator:
     """One worker over a queue of streams, each at most once in it; it takes several at a time."""
 
     def __init__(self, store: Store, network: Network, on_change: Callable[[], None]) -> None:
-        self._store, self._on_change = store, on_change
-        self.prepare: Prepare = partial(prepare, store, network)
+        self._store, self._network, self._on_change = store, network, on_change
+        self.prepare: Prepare = self.prepare_here
         """What computes; somebody else may be put in its place."""
         self._waiting: OrderedDict[StreamKey, int] = OrderedDict()
         self._busy: dict[StreamKey, int] = {}
@@ -153,6 +152,14 @@ class Consolidator:
         self._stopping, self._urgent, self._settling = False, False, 0
         self._thread = threading.Thread(target=self._work, name="remem-consolidator", daemon=True)
         self._thread.start()
+
+    def prepare_here(self, keys: Sequence[StreamKey]) -> dict[StreamKey, Outcome]:
+        """As `prepare`, unless the worker is told to stop."""
+        return prepare(self._store, self._network, keys, self._require_going)
+
+    def _require_going(self) -> None:
+        if self._stopping:
+            raise Draining("The engine is closed.")
 
     def schedule(self, key: StreamKey, *, urgent: bool = False) -> None:
         """Look at a stream soon, or at once if somebody waits for it."""

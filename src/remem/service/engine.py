@@ -285,6 +285,8 @@ class MemoryEngine(StreamKeeper):
 
     def prepare(self, keys: Sequence[StreamKey]) -> dict[StreamKey, Outcome]:
         """Fold the whole segments of some streams into copies of their memories, without putting them in."""
+        if self._consolidator is not None:
+            return self._consolidator.prepare_here(keys)
         return prepare(self.store, self.network, keys)
 
     def prepare_by(self, compute: Prepare) -> None:
