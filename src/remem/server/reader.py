@@ -33,6 +33,8 @@ from remem.service.limits import StreamKey
 
 _CHUNK = 2**18
 _MOST_TOGETHER = 16
+_GATHERING = 0.003
+"""Seconds that a question waits for company, right after several were answered together; alone it never waits."""
 _LONGEST_WAIT = 30.0
 _LONGEST_FOLD = 300.0
 
@@ -193,6 +195,7 @@ class _Computer:
     def __init__(self, engine: MemoryEngine, took: list[float], questions: socket.socket, folds: socket.socket) -> None:
         self._engine, self._took = engine, took
         self._questions, self._folds = _Lines(questions), _Lines(folds)
+        self._crowded = False
         questions.sendall(b"\n")
 
     def run(self) -> None:
@@ -207,7 +210,10 @@ class _Computer:
 
     def _look_up(self) -> None:
         while self._questions.has_come():
+            if self._crowded:
+                time.sleep(_GATHERING)
             group = self._questions.read(_MOST_TOGETHER)
+            self._crowded = len(group) > 1
             found = self._engine.query_many([Question(*question) for _, *question in group])
             self._questions.write([(number, _reply(each)) for (number, *_), each in zip(group, found, strict=True)])
 

@@ -18,8 +18,8 @@ from remem.service.store import Store
 
 _MOST_STREAMS = 16
 _MOST_SEGMENTS = 64
-_SLICE = 8
-"""Segments that are folded at once; who computes for others as well looks up in between."""
+_SLICE_STREAMS, _SLICE_SEGMENTS = 8, 4
+"""What is folded in one go; who computes for others as well looks up in between."""
 _TRIES = 3
 _RETRY_SECONDS = 0.05
 _GATHERING = 0.1
@@ -74,7 +74,7 @@ def prepare(
         if found is not None:
             work[key] = found
     due = list(work.items())
-    for group in (due[start : start + _SLICE] for start in range(0, len(due), _SLICE)):
+    for group in (due[start : start + _SLICE_STREAMS] for start in range(0, len(due), _SLICE_STREAMS)):
         memories = _folded(network, [each.fold for _, each in group], between)
         for (key, (place, fold, more)), memory in zip(group, memories, strict=True):
             events, segments = sum(map(len, fold.segments)), len(fold.segments)
@@ -118,10 +118,9 @@ def _work_of(store: Store, network: Network, key: StreamKey) -> _Work | None:
 def _folded(network: Network, folds: Sequence[Fold], between: Callable[[], None]) -> list[bytes | Exception]:
     """The memories after all segments, a slice at a time: any chunking gives the same bits."""
     memories: list[bytes | Exception] = [fold.memory for fold in folds]
-    step = max(1, _SLICE // len(folds))
-    for start in range(0, max(len(fold.segments) for fold in folds), step):
+    for start in range(0, max(len(fold.segments) for fold in folds), _SLICE_SEGMENTS):
         going = {
-            place: Fold(memory, fold.segments[start : start + step])
+            place: Fold(memory, fold.segments[start : start + _SLICE_SEGMENTS])
             for place, (fold, memory) in enumerate(zip(folds, memories, strict=True))
             if start < len(fold.segments) and isinstance(memory, bytes)
         }
