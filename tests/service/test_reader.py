@@ -62,7 +62,7 @@ def test_slices_give_the_memory_of_one_go_and_stop_in_between(idle: MemoryEngine
     for name, length in lengths.items():
         idle.append(name, [f"{name} {seq}" for seq in range(length)])
     network, stops = Watched(), []
-    found = prepare(idle.store, network, [*map(key, lengths)], lambda: stops.append(len(network.calls)))
+    found = prepare(idle.store, network, [*map(key, lengths)], lambda: stops.append(len(network.calls)), 4)
     assert stops == list(range(1, len(network.calls) + 1))
     assert all(len(call) <= 8 and max(call) <= 4 for call in network.calls)
     assert len(network.calls) > 3

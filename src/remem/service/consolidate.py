@@ -18,8 +18,7 @@ from remem.service.store import Store
 
 _MOST_STREAMS = 16
 _MOST_SEGMENTS = 64
-_SLICE_STREAMS, _SLICE_SEGMENTS = 8, 4
-"""What is folded in one go; who computes for others as well looks up in between."""
+_SIDE_BY_SIDE = 8
 _TRIES = 3
 _RETRY_SECONDS = 0.05
 _GATHERING = 0.1
@@ -56,11 +55,16 @@ class _Work(NamedTuple):
 
 
 def prepare(
-    store: Store, network: Network, keys: Sequence[StreamKey], between: Callable[[], None] = lambda: None
+    store: Store,
+    network: Network,
+    keys: Sequence[StreamKey],
+    between: Callable[[], None] = lambda: None,
+    slice_segments: int = _MOST_SEGMENTS,
 ) -> dict[StreamKey, Outcome]:
     """Fold the whole segments of some streams into copies of their memories; nothing is held and nothing is changed.
 
-    Each stream is read once, consistently. One that fails stops no other. `between` is called after every few segments.
+    Each stream is read once, consistently. One that fails stops no other. `between` is called after a few streams, and
+    after so many segments of them, for who computes for others as well.
     """
     outcomes: dict[StreamKey, Outcome] = {}
     work: dict[StreamKey, _Work] = {}
@@ -74,8 +78,8 @@ def prepare(
         if found is not None:
             work[key] = found
     due = list(work.items())
-    for group in (due[start : start + _SLICE_STREAMS] for start in range(0, len(due), _SLICE_STREAMS)):
-        memories = _folded(network, [each.fold for _, each in group], between)
+    for group in (due[start : start + _SIDE_BY_SIDE] for start in range(0, len(due), _SIDE_BY_SIDE)):
+        memories = _folded(network, [each.fold for _, each in group], between, slice_segments)
         for (key, (place, fold, more)), memory in zip(group, memories, strict=True):
             events, segments = sum(map(len, fold.segments)), len(fold.segments)
             outcomes[key] = (
@@ -115,12 +119,12 @@ def _work_of(store: Store, network: Network, key: StreamKey) -> _Work | None:
     return _Work(row.place, fold, len(found) > _MOST_SEGMENTS)
 
 
-def _folded(network: Network, folds: Sequence[Fold], between: Callable[[], None]) -> list[bytes | Exception]:
+def _folded(network: Network, folds: Sequence[Fold], between: Callable[[], None], step: int) -> list[bytes | Exception]:
     """The memories after all segments, a slice at a time: any chunking gives the same bits."""
     memories: list[bytes | Exception] = [fold.memory for fold in folds]
-    for start in range(0, max(len(fold.segments) for fold in folds), _SLICE_SEGMENTS):
+    for start in range(0, max(len(fold.segments) for fold in folds), step):
         going = {
-            place: Fold(memory, fold.segments[start : start + _SLICE_SEGMENTS])
+            place: Fold(memory, fold.segments[start : start + step])
             for place, (fold, memory) in enumerate(zip(folds, memories, strict=True))
             if start < len(fold.segments) and isinstance(memory, bytes)
         }
