@@ -33,6 +33,8 @@ from remem.service.limits import StreamKey
 
 _CHUNK = 2**18
 _MOST_TOGETHER = 16
+_GATHERING = 0.001
+"""Seconds that a question waits for company, right after several were answered together; alone it never waits."""
 _SLICE_SEGMENTS, _ASKED_SECONDS = 4, 1.0
 """Segments that are folded in one go while questions come, and for how long after one others are expected."""
 _LONGEST_WAIT = 30.0
@@ -195,7 +197,7 @@ class _Computer:
     def __init__(self, engine: MemoryEngine, took: list[float], questions: socket.socket, folds: socket.socket) -> None:
         self._engine, self._took = engine, took
         self._questions, self._folds = _Lines(questions), _Lines(folds)
-        self._asked = 0.0
+        self._crowded, self._asked = False, 0.0
         questions.sendall(b"\n")
 
     def run(self) -> None:
@@ -210,8 +212,10 @@ class _Computer:
 
     def _look_up(self) -> None:
         while self._questions.has_come():
+            if self._crowded:
+                time.sleep(_GATHERING)
             group = self._questions.read(_MOST_TOGETHER)
-            self._asked = time.monotonic()
+            self._crowded, self._asked = len(group) > 1, time.monotonic()
             found = self._engine.query_many([Question(*question) for _, *question in group])
             self._questions.write([(number, _reply(each)) for (number, *_), each in zip(group, found, strict=True)])
 
