@@ -42,7 +42,8 @@ def main(store: str, port: str, tokens: str, *pairs: str) -> None:
     settings, metrics = ServerSettings(port=int(port), **given), Metrics()
     use_json_logs("info")
     engine = MemoryEngine.open(
-        MeteredStore(open_store(store), metrics), MeteredNetwork(SlowChain(slow) if slow else HashChain(), metrics)
+        MeteredStore(open_store(store), metrics),
+        MeteredNetwork(SlowChain(slow) if slow else HashChain(), metrics.folds.observe),
     )
     listener = listen(settings)
     ready = lambda: print(listener.getsockname()[1], flush=True)  # noqa: E731

@@ -42,10 +42,10 @@ def test_appends_from_the_loop_and_changes_from_threads_lose_nothing(engine: Mem
                 engine.append(f"thread-{number % 4}", ["x"], timeout=30.0)
 
         await asyncio.gather(*(write(f"loop-{number}") for number in range(20)), asyncio.to_thread(others))
+        await asyncio.to_thread(engine.close)
         return int(store._writer.commits - before)
 
     commits = asyncio.run(run())
-    engine.close()
     with MemoryEngine.open(engine.store.path, HashChain()) as again:  # type: ignore[attr-defined]
         assert again.verify().clean
         for number in range(20):
@@ -61,17 +61,17 @@ def test_quick_jobs_run_in_the_loop_and_syncs_do_not(engine: MemoryEngine) -> No
     async def run() -> None:
         store = lent(engine)
         writer = store._writer
-        commit: Callable[..., None] = writer._commit
+        commit: Callable[..., Any] = writer._committed
 
-        def noted(*args: Any) -> None:
+        def noted(*args: Any) -> Any:
             where["commit"].add(threading.get_ident())
-            commit(*args)
+            return commit(*args)
 
-        writer._commit = noted
+        writer._committed = noted
         await asyncio.wrap_future(writer.submit(lambda _: where["job"].add(threading.get_ident())))
+        await asyncio.to_thread(engine.close)
 
     asyncio.run(run())
-    engine.close()
     assert where["job"] == {threading.get_ident()}
     assert threading.get_ident() not in where["commit"] != set()
 
@@ -81,10 +81,11 @@ def test_a_refused_append_stands_alone(engine: MemoryEngine) -> None:
         lent(engine)
         begun = [engine.begin_append("good", ["a"], seq=0), engine.begin_append("bad", ["a"], seq=5)]
         begun.append(engine.begin_append("good", ["b"], seq=1))
-        return await asyncio.gather(*map(asyncio.wrap_future, begun), return_exceptions=True)
+        told = await asyncio.gather(*map(asyncio.wrap_future, begun), return_exceptions=True)
+        await asyncio.to_thread(engine.close)
+        return told
 
     first, refused, last = asyncio.run(run())
-    engine.close()
     assert isinstance(first, Appended)
     assert isinstance(refused, SequenceGap)
     assert isinstance(last, Appended)

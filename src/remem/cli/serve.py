@@ -52,7 +52,7 @@ class Options:
     drain_seconds: float = 30.0
     """Seconds that accepted work may take to finish after that."""
     reader: bool = True
-    """Answer questions in a process of its own, on a second core; for a store file."""
+    """Answer questions and fold events in a process of its own, on a second core; for a store file."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Info writes a line for every request, without its content."""
 
@@ -100,12 +100,12 @@ def main(argv: list[str]) -> None:
     metrics = Metrics()
     opened = open_store(options.store, durability=options.durability)
     reader = Reader(options.store, options.model) if options.reader and isinstance(opened, SqliteStore) else None
-    network = MeteredNetwork(open_network(options.model), metrics)
+    network = MeteredNetwork(open_network(options.model), metrics.folds.observe)
     engine = MemoryEngine.open(MeteredStore(opened, metrics), network, retention=options.retention, ttl=options.ttl)
     service = Service(engine, tokens, settings, metrics)
     if reader is not None:
         reader.wait_until_ready()
-        service.questions.reader = reader
+        service.use(reader)
 
     def on_start() -> None:
         host, port = listener.getsockname()[:2]

@@ -12,6 +12,7 @@ from remem.service.errors import ServiceError
 
 _FIRST, _MOST = 0.05, 2.0
 _STATUSES = (429, 503, 504)
+_OF_A_PROXY = (429, 502, 503, 504)  # its server restarts, or was lost with the request in hand
 _NOT_BEGUN = ("queue_full", "over_quota", "draining", "not_ready", "in_progress")
 
 
@@ -26,7 +27,11 @@ class Patience:
         # when asked to come back for these, nothing was begun; `not_caught_up` has waited at the server already
         if (error.status not in _STATUSES and error.code != "in_progress") or error.code == "not_caught_up":
             raise error
-        return self._wait(error, harmless=error.code in _NOT_BEGUN, retry_after=retry_after)
+        # what no server of ours said says nothing about whether the call was begun
+        foreign = error.details.get("http_status")
+        if foreign is not None and foreign not in _OF_A_PROXY:
+            raise error
+        return self._wait(error, harmless=error.code in _NOT_BEGUN and foreign is None, retry_after=retry_after)
 
     def after_loss(self, error: ServiceError, *, was_sent: bool) -> float:
         """Seconds to wait after a connection that broke, or was never made."""

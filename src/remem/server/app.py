@@ -45,7 +45,7 @@ def make_app(service: Service) -> tuple[FastAPI, ASGIApp]:
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        service.start()
+        await service.start()
         yield
         await anyio.to_thread.run_sync(service.close)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
 import re
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
@@ -76,7 +76,7 @@ class Guard:
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
             return
-        started, request, status = time.monotonic(), secrets.token_hex(8), 0
+        started, request, status = time.monotonic(), f"{random.getrandbits(64):016x}", 0
         scope[REQUEST], scope[DEADLINE] = request, started + self._service.settings.deadline
 
         async def answer(message: Message) -> None:

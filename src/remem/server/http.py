@@ -4,11 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from remem.server.settings import ServerSettings
 from remem.service.errors import Deadline, InvalidValue, NotReady, ServiceError, TooLarge
+
+
+class Joined:
+    """A connection whose writes of one turn of the loop go out together.
+
+    A reply comes as head and body; sent one by one they would cost two system calls, and wake who waits for it twice.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._parts: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Soon."""
+        if not self._parts:
+            self._loop.call_soon(self._flush)
+        self._parts.append(data)
+
+    def close(self) -> None:
+        """After what was written."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._parts:
+            data, self._parts = b"".join(self._parts), []
+            self._transport.write(data)
 
 
 def bounded_protocol(settings: ServerSettings) -> type[HttpToolsProtocol]:
@@ -23,7 +54,7 @@ def bounded_protocol(settings: ServerSettings) -> type[HttpToolsProtocol]:
         _refused = False
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
+            super().connection_made(cast(asyncio.Transport, Joined(transport, self.loop)))
             if len(self.connections) > settings.connections:
                 self._refuse(NotReady(f"There are {settings.connections} connections already."), status=503)
                 return

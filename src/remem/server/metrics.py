@@ -88,22 +88,22 @@ class MeteredStore:
 class MeteredNetwork:
     """A network whose folds are timed; all else is the network's own."""
 
-    def __init__(self, network: Any, metrics: Metrics) -> None:
+    def __init__(self, network: Any, observe: Callable[[float], object]) -> None:
         self._network = network
         for name in ("fold", "fold_many"):
             if (method := getattr(network, name, None)) is not None:
-                setattr(self, name, _timed(method, metrics.folds))
+                setattr(self, name, _timed(method, observe))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._network, name)
 
 
-def _timed(method: Callable[..., Any], histogram: Histogram) -> Callable[..., Any]:
+def _timed(method: Callable[..., Any], observe: Callable[[float], object]) -> Callable[..., Any]:
     def run(*args: Any, **options: Any) -> Any:
         started = time.perf_counter()
         try:
             return method(*args, **options)
         finally:
-            histogram.observe(time.perf_counter() - started)
+            observe(time.perf_counter() - started)
 
     return run

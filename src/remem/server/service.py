@@ -5,21 +5,26 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from remem.server.flights import Flights
+from remem.server.logs import log
 from remem.server.metrics import Metrics
 from remem.server.settings import ServerSettings
 from remem.server.tokens import TokenFile
 from remem.server.work import Batcher, Buckets, Lanes
+from remem.service.consolidate import Outcome
 from remem.service.engine import MemoryEngine
-from remem.service.errors import InvalidValue
+from remem.service.errors import Draining, InvalidValue
 from remem.service.limits import StreamKey
+
+if TYPE_CHECKING:
+    from remem.server.reader import Reader
 
 _PROBE = StreamKey("probe", "probe")
 
@@ -31,6 +36,8 @@ class Service:
         self.engine, self.tokens, self.settings, self.metrics = engine, tokens, settings, metrics
         self.lanes, self.buckets = Lanes(settings, metrics), Buckets(settings.tenant_rate)
         self.questions, self.flights = Batcher(engine, self.lanes, settings), Flights()
+        self._reader: Reader | None = None
+        self._reader_lost = self._closing = False
         self.draining = False
         self.stop: Callable[[], None] = lambda: None
         """Begins an orderly stop; the one who runs the server puts it in."""
@@ -41,10 +48,32 @@ class Service:
         metrics.model.info({"fingerprint": engine.network.fingerprint, "numerics": engine.network.numerics})
         metrics.build.info({"version": release()})
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """In the event loop that will serve."""
+        if self._reader is not None:
+            await self._reader.connect()
         if hasattr(self.engine.store, "lend"):
             self.engine.store.lend(asyncio.get_running_loop())
+
+    def use(self, reader: Reader) -> None:
+        """Let another process compute; should it be lost, this one does."""
+        self._reader = self.questions.reader = reader
+        self.engine.prepare_by(self._prepared)
+
+    def _prepared(self, keys: Sequence[StreamKey]) -> dict[StreamKey, Outcome]:
+        if self._reader_lost or self._reader is None:
+            return self.engine.prepare(keys)
+        try:
+            found, took = self._reader.prepared(keys)
+        except ConnectionError:
+            if self._closing:
+                raise Draining("The server is stopping.") from None
+            log("reader lost", level=40, work="folds")
+            self._reader_lost = True
+            return self.engine.prepare(keys)
+        for seconds in took:
+            self.metrics.folds.observe(seconds)
+        return found
 
     def require_writable(self) -> None:
         """Go through a commit that writes nothing; raises what stands against it."""
@@ -69,9 +98,10 @@ class Service:
     def close(self) -> None:
         """Finish what was accepted, fold what can be folded in the time left, close the store."""
         self.lanes.close()
-        if self.questions.reader is not None:
-            self.questions.reader.close()
         self.engine.settle(self.settings.drain_seconds)
+        self._closing = True
+        if self._reader is not None:
+            self._reader.close()
         self.engine.close()
 
 

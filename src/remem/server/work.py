@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import threading
 import time
@@ -68,7 +69,7 @@ class Lanes:
         future.add_done_callback(lambda _: self._done(lane))
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic()) + 0.05):
-                return await asyncio.wrap_future(future)
+                return await _arrived(future)
         except TimeoutError:
             raise Deadline("The request took too long; the same call with the same numbers may be repeated.") from None
 
@@ -94,6 +95,30 @@ class Lanes:
     def _done(self, lane: Lane) -> None:
         with self._lock:
             self.waiting[lane] -= 1
+
+
+def _arrived(future: Future[T]) -> asyncio.Future[T]:
+    """As `asyncio.wrap_future`, without a detour where the result comes in the event loop itself."""
+    loop, thread = asyncio.get_running_loop(), threading.get_ident()
+    arrived: asyncio.Future[T] = loop.create_future()
+
+    def put() -> None:
+        if arrived.done():
+            return
+        if (failure := future.exception()) is not None:
+            arrived.set_exception(failure)
+        else:
+            arrived.set_result(future.result())
+
+    def tell(_: Future[T]) -> None:
+        if threading.get_ident() == thread:
+            put()
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and who waited with it
+                loop.call_soon_threadsafe(put)
+
+    future.add_done_callback(tell)
+    return arrived
 
 
 class Buckets:
@@ -143,6 +168,13 @@ class Batcher:
             pause = min(2 * pause, _LAST_PAUSE)
 
     async def _ask(self, question: Question, deadline: float) -> Any:
+        if self.reader is not None:
+            try:
+                return await self._asked(self.reader, question, deadline)
+            except ConnectionError:
+                if self.reader is not None:
+                    log("reader lost", level=40, work="questions")
+                self.reader = None  # from now on it is done here
         if len(self._waiting) >= self._most:
             raise Busy(f"{self._most} questions wait already; try again shortly.", queue="query")
         answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -152,6 +184,15 @@ class Batcher:
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                 return await answered
+        except TimeoutError:
+            raise Deadline("The question took too long.") from None
+
+    async def _asked(self, reader: Reader, question: Question, deadline: float) -> Any:
+        if reader.waiting >= self._most:
+            raise Busy(f"{self._most} questions wait already; try again shortly.", queue="query")
+        try:
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                return await reader.ask(question)
         except TimeoutError:
             raise Deadline("The question took too long.") from None
 
@@ -175,10 +216,4 @@ class Batcher:
                     answered.set_result(result)
 
     async def _answers(self, group: list[Question]) -> list[Any]:
-        if self.reader is not None:
-            try:
-                return await self.reader.answers(group)
-            except ConnectionError:
-                log("reader lost", level=40)
-                self.reader = None  # from now on it is done here
         return await self._lanes.run("query", time.monotonic() + 60.0, partial(self._engine.query_many, group))

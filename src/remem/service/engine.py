@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from remem.service import ledger
 from remem.service.asking import Question, answers
+from remem.service.consolidate import Outcome, Prepare, prepare
 from remem.service.errors import InvalidValue, NotCaughtUp, QueueFull, StreamExists
 from remem.service.events import FLUSH, ends_segment
 from remem.service.expiry import SWEEP_SECONDS, checked_ttl
 from remem.service.inputs import checked_events, checked_seq
 from remem.service.keys import keyed_call
-from remem.service.limits import DEFAULT_TENANT, Limits, stream_key
+from remem.service.limits import DEFAULT_TENANT, Limits, StreamKey, stream_key
 from remem.service.network import Network
 from remem.service.reading import Clock
 from remem.service.records import Retention, Row
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from remem.bundle import Bundle
 
 __all__ = ["DEFAULT_TENANT", "MemoryEngine"]
+
+_MANY_SEGMENTS = 4  # more than these and a question takes notice of them
 
 
 class MemoryEngine(StreamKeeper):
@@ -209,9 +212,9 @@ class MemoryEngine(StreamKeeper):
     def _appended(self, plan: ledger.Appending, row: Row | None) -> Appended:
         assert row is not None
         # without a mark there is a whole segment only once N events wait; older marks were seen when they came
-        whole = row.tail_events >= self.network.segment_events or any(map(ends_segment, plan.payloads))
-        if whole and row.tail_events and self._consolidator is not None:
-            self._consolidator.schedule(plan.key)
+        marked, waiting = any(map(ends_segment, plan.payloads)), row.tail_events // self.network.segment_events
+        if (marked or waiting) and row.tail_events and self._consolidator is not None:
+            self._consolidator.schedule(plan.key, urgent=marked or waiting >= _MANY_SEGMENTS)
         self._tell()
         before = plan.recalled
         return Appended(
@@ -279,6 +282,17 @@ class MemoryEngine(StreamKeeper):
         Each gets its answer or what stands against it; none waits for its stream to catch up.
         """
         return answers(questions, lambda key: self._opened(key, self._read(key)), self.network, self.limits)
+
+    def prepare(self, keys: Sequence[StreamKey]) -> dict[StreamKey, Outcome]:
+        """Fold the whole segments of some streams into copies of their memories, without putting them in."""
+        if self._consolidator is not None:
+            return self._consolidator.prepare_here(keys)
+        return prepare(self.store, self.network, keys)
+
+    def prepare_by(self, compute: Prepare) -> None:
+        """Let somebody else compute what this engine puts in: `prepare` of an engine with the same store and model."""
+        if self._consolidator is not None:
+            self._consolidator.prepare = compute
 
     def settle(self, timeout: float | None = 30.0) -> bool:
         """Wait until every whole segment is consolidated; False if that takes longer."""

@@ -20,7 +20,7 @@ from remem.service.errors import (
 from remem.service.events import event_digest, seal_event
 from remem.service.keys import KeyedCall, Recalled, recall, remember
 from remem.service.limits import StreamKey
-from remem.service.records import Row, digest_at, memory_check, with_digests
+from remem.service.records import Place, Row, digest_at, memory_check, with_digests
 from remem.service.store import Change, Plan
 
 
@@ -182,11 +182,11 @@ def remembering(start: Row, call: KeyedCall, now: float) -> Plan:
     return plan
 
 
-def consolidating(start: Row, *, memory: bytes, events: int, segments: int, numerics: str) -> Plan:
+def consolidating(start: Place, *, memory: bytes, events: int, segments: int, numerics: str) -> Plan:
     """Put in a memory computed from `start`; if the stream is no longer there, the result is dropped."""
 
     def plan(row: Row | None) -> Change | None:
-        if row is None or row.place != start.place:
+        if row is None or row.place != start:
             return None
         consolidated = row.consolidated_seq + events
         after = replace(

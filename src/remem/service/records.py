@@ -20,6 +20,8 @@ STORE_VERSION = 2
 WINDOW = 64
 """How many events back a repeated number with other content is recognised as a conflict."""
 Retention = Literal["tail", "all"]
+Place = tuple[str, int, int, int]
+"""Birth, generation, version and consolidated_seq of a stream."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +71,7 @@ class Row:
         return self.next_seq - self.consolidated_seq
 
     @property
-    def place(self) -> tuple[str, int, int, int]:
+    def place(self) -> Place:
         """What a consolidation starts from; it counts only if the row is still there."""
         return self.birth, self.generation, self.version, self.consolidated_seq
 

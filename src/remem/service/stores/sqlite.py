@@ -80,9 +80,10 @@ class SqliteStore:
         self._writing().lend(loop)
 
     def update_many(self, plans: Sequence[tuple[StreamKey, Plan]]) -> None:
-        """All in one transaction."""
+        """All in one transaction; where the store is lent to a loop, not to be called from there."""
         if plans:
-            self._write(lambda connection: [self._updated(connection, key, plan) for key, plan in plans])
+            job = self._writing().submit(lambda connection: [self._updated(connection, *each) for each in plans])
+            job.result()
 
     def read(self, key: StreamKey, *, log: bool = False) -> Stored | None:
         """Row, memory and events of one read transaction."""

@@ -33,7 +33,7 @@ class Writer:
 
     A thread does it all, unless the writer is lent to an event loop. Python's threads take turns at every statement,
     and a thread that writes beside a busy loop spends its time waiting for the next turn; so the loop then runs quick
-    jobs itself, and leaves only the commit, which waits for the disk, to a thread.
+    jobs itself, tells their callers, and leaves only the commit, which waits for the disk, to a thread.
     """
 
     def __init__(self, connection: sqlite3.Connection, epoch: int) -> None:
@@ -45,7 +45,10 @@ class Writer:
         self.purge_wanted = False
         self.commits = 0
         self._connection_free = threading.Lock()
+        self._thread_waits = False
+        """The thread wants the connection: the loop, which could take it again at once, lets it go first."""
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread, self._called, self._crowded = 0, False, False
         self._quick: deque[_Queued] = deque()
         self._commits = ThreadPoolExecutor(1, "remem-sqlite-commit")
         self._thread = threading.Thread(target=self._work, name="remem-sqlite-writer", daemon=True)
@@ -66,9 +69,13 @@ class Writer:
         return purged
 
     def lend(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        """From now on quick jobs run in this loop, which must go on until the writer is taken back with None."""
+        """From now on quick jobs run in this loop, the running one; it must go on until the writer is taken back.
+
+        None takes it back.
+        """
         with self._closing:
-            self._loop = loop
+            self._loop, self._called = loop, False
+            self._loop_thread = threading.get_ident() if loop is not None else 0
         if loop is None:
             with self._connection_free:  # the loop may be about to take some
                 while self._quick:
@@ -93,7 +100,10 @@ class Writer:
                 raise Draining("The store is closed.")
             if quick and self._loop is not None:
                 self._quick.append((job, future))
-                self._loop.call_soon_threadsafe(self._run_quick)
+                if threading.get_ident() != self._loop_thread:
+                    self._loop.call_soon_threadsafe(self._run_quick)
+                else:
+                    self._call_quick(self._loop)
             else:
                 self._jobs.put((job, future))
         return future
@@ -111,34 +121,58 @@ class Writer:
                     break
             last = group.pop() if group[-1][0] is None else None
             crowded = len(group) > 1
+            self._thread_waits = True
             with self._connection_free:
+                self._thread_waits = False
                 if group and (outcomes := self._begin(group)) is not None:
-                    self._commit(group, outcomes)
+                    _tell(self._committed(outcomes))
                 if last is not None:
                     last[1].set_result(self._purged())
             self._look_again()
             if last is not None and self._closed and self._jobs.empty():
                 return
 
+    def _call_quick(self, loop: asyncio.AbstractEventLoop) -> None:
+        """In the loop: run quick jobs soon, once for all that come until then."""
+        if self._called:
+            return
+        self._called = True
+        if self._crowded:  # as above
+            loop.call_later(_GATHERING, self._run_quick)
+        else:
+            loop.call_soon(self._run_quick)
+
     def _run_quick(self) -> None:
         """In the loop: all quick jobs that wait, if the connection is free; if not, whoever has it calls again."""
-        if not self._quick or not self._connection_free.acquire(blocking=False):
+        self._called = False
+        if not self._quick or self._thread_waits or not self._connection_free.acquire(blocking=False):
             return
+        loop = self._loop
         group = [self._quick.popleft() for _ in range(min(_MOST_JOBS, len(self._quick)))]
+        self._crowded = len(group) > 1
         outcomes = self._begin(group) if group else None
-        if outcomes is None:
+        if outcomes is None or loop is None:
+            if outcomes is not None:  # taken back meanwhile
+                _tell(self._committed(outcomes))
             self._connection_free.release()
             self._look_again()
             return
 
         def commit() -> None:
+            told = self._committed(outcomes)
             try:
-                self._commit(group, outcomes)
-            finally:
+                loop.call_soon_threadsafe(self._finish_quick, told)
+            except RuntimeError:  # a loop that has ended against its promise
                 self._connection_free.release()
-                self._look_again()
+                _tell(told)
 
         self._commits.submit(commit)
+
+    def _finish_quick(self, outcomes: list[_Outcome]) -> None:
+        self._connection_free.release()
+        _tell(outcomes)
+        if self._quick and self._loop is not None:
+            self._call_quick(self._loop)
 
     def _look_again(self) -> None:
         loop = self._loop
@@ -170,19 +204,15 @@ class Writer:
             return None
         return outcomes
 
-    def _commit(self, group: list[_Queued], outcomes: list[_Outcome]) -> None:
-        """To the disk; only then does anybody hear of it."""
+    def _committed(self, outcomes: list[_Outcome]) -> list[_Outcome]:
+        """To the disk; only then may anybody hear of it. What to tell them, which is a refusal if it failed."""
         try:
             self._connection.execute("COMMIT")
             self.commits += 1
         except Exception as error:
-            self._refuse(group, error)
-            return
-        for future, result, failure in outcomes:
-            if failure is not None:
-                future.set_exception(failure)
-            else:
-                future.set_result(result)
+            refusal = self._rolled_back(error)
+            return [(future, None, refusal) for future, _, _ in outcomes]
+        return outcomes
 
     def _refuse(self, group: list[_Queued], error: Exception) -> None:
         refusal = self._rolled_back(error)
@@ -218,3 +248,11 @@ class Writer:
             return False
         self.purge_wanted = bool(busy)
         return not busy
+
+
+def _tell(outcomes: list[_Outcome]) -> None:
+    for future, result, failure in outcomes:
+        if failure is not None:
+            future.set_exception(failure)
+        else:
+            future.set_result(result)
