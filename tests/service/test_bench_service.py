@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ def test_the_generator_counts_from_when_a_request_was_due(tmp_path: Path) -> Non
             Load(**load, rate=200.0, seconds=1.0, warmup=0.2, query_share=0.3, batch=2, streams=30, num_questions=5),
         )
         assert (row["requests"], row["errors"], row["statuses"]) == (240, 0, {"200": 240})
+        assert 0 <= row["stolen_cpu"] <= (os.cpu_count() or 1)
         with server.client() as client:
             stored = sum(client.inspect(name).next_seq for name in client.list().streams)
         time.sleep(0.3)  # lines are written ten times a second
