@@ -181,6 +181,8 @@ def test_the_kernels_equal_the_loop_at_the_papers_sizes(sizes: dict[str, int], d
 @pytest.mark.parametrize("b", [9, 140])  # eight warps a stream, and four
 def test_the_kernels_equal_the_loop_where_slots_are_wide(b: int) -> None:
     sizes = {"b": b, "t": 6, "k": 20, "n": 20, "d": 256, "m": 256, "s": 20}
+    if not package._has_room(20, 20, 256, torch.bfloat16, DEVICE):
+        pytest.skip("this GPU has too little shared memory; training takes the loop there")
     assert_same(kernels(torch.bfloat16), make_case(**sizes).to(DEVICE), tolerance=0.06)
 
 

@@ -127,7 +127,8 @@ def _load_lines(row: dict[str, Any]) -> Iterator[str]:
     yield (
         f"{row['load']}: {row['requests']} requests, {row['errors']} errors, {row['sent_per_second']:g}/s sent; server "
         f"{row['server_cpu']:.2f} cores, generator {row['generator_cpu']:.2f}, the host took {row['stolen_cpu']:.2f}; "
-        f"late by {row['generator_late_ms']:g} ms at most; consolidated {row['seconds_until_consolidated']:g} s after the last reply"
+        f"late by {row['generator_late_ms']:g} ms at most; consolidated {row['seconds_until_consolidated']:g} s "
+        "after the last reply"
     )
     for verb in ("append", "query"):
         if f"{verb}_ms" in row:
