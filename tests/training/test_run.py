@@ -182,9 +182,13 @@ def test_leading_parts_are_trained_on_alone_at_first_and_must_exist(
     parts = [set(batch.query.part[:, 0].tolist()) for batch in seen]
     assert parts[:3] == [{5}] * 3
     assert set().union(*parts[3:]) == {0, 5}
-    strange = replace(run, train=replace(train, lead=("qa7b",)))
-    with pytest.raises(BadInput, match="no part 'qa7b'"):
-        Trainer(strange, tmp_path / "strange", device=CPU, quiet=True).train()
+    for changes, complaint in (
+        ({"lead": ("qa16",)}, "no part 'qa16' to begin with; what is trained on has qa1, qa6"),
+        ({"focus": 0.0}, "need a focus above 0"),
+    ):
+        strange = replace(run, train=replace(train, **changes))
+        with pytest.raises(BadInput, match=complaint):
+            Trainer(strange, tmp_path / "strange", device=CPU, quiet=True).train()
 
 
 def test_a_model_goes_on_from_another_ones_weights(tiny_model: Path, tiny_run: Run, tmp_path: Path) -> None:

@@ -114,13 +114,19 @@ def _batches(
     part_names: tuple[str, ...],
 ) -> Iterator[tuple[int, Tensor]]:
     """Endless (bucket, rows) from where the run stands; what is focused on changes with every validation."""
+    if settings.lead and not settings.focus:
+        raise BadInput(
+            f"Parts that come first ({', '.join(settings.lead)}) need a focus above 0, by which others follow."
+        )
     if not settings.focus:
         yield from training_batches(train, settings.batch_size, seed, progress.step)
     if part_errors is None:
         raise BadInput("This task has no parts whose errors are told apart, so nothing to focus on; give a focus of 0.")
-    strange = [name for name in settings.lead if name not in part_names]
+    present = {part_names[part] for bucket in train.buckets for part in bucket.query.part[:, 0].unique().tolist()}
+    strange = [name for name in settings.lead if name not in present]
     if strange:
-        raise BadInput(f"The task has no part {strange[0]!r} to begin with; its parts are {', '.join(part_names)}.")
+        known = ", ".join(name for name in part_names if name in present)
+        raise BadInput(f"There is no part {strange[0]!r} to begin with; what is trained on has {known}.")
     while True:
         turn, skip = divmod(progress.step, settings.eval_every)
         # a run that was stopped may have been validated in the middle of a turn
