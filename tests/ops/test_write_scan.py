@@ -121,6 +121,7 @@ SIZES: list[dict[str, int]] = [
     {"b": 2, "t": 3, "k": 20, "n": 10, "d": 32, "m": 33},
     {"b": 2, "t": 2, "k": 17, "n": 17, "d": 33, "m": 16},
     {"b": 5, "t": 3, "k": 16, "n": 16, "d": 17, "m": 32, "s": 2},
+    {"b": 1, "t": 2, "k": 3, "n": 2, "d": 130, "m": 256, "s": 2},  # weights in two pieces
 ]
 
 
@@ -147,7 +148,9 @@ def test_the_kernels_equal_the_loop_in_float32(sizes: dict[str, int]) -> None:
 @needs_triton
 @pytest.mark.parametrize("sizes", SIZES)
 def test_the_kernels_equal_the_loop_in_bf16(sizes: dict[str, int]) -> None:
-    assert_same(kernels(torch.bfloat16), make_case(**sizes).to(DEVICE), tolerance=0.05)
+    # sums over more numbers, each rounded
+    tolerance = 0.1 if sizes.get("d", 0) > 128 else 0.05
+    assert_same(kernels(torch.bfloat16), make_case(**sizes).to(DEVICE), tolerance=tolerance)
 
 
 @pytest.mark.parametrize("sizes", SIZES)

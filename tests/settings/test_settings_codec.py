@@ -51,6 +51,7 @@ def test_json_holds_plain_values_and_class_names() -> None:
         "tasks": [1, 2],
         "segment_len": 15,
         "exchanges": 0,
+        "questions": 0,
     }
     assert value["model"]["machine"]["type"] == "MachineSettings"
 

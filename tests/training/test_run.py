@@ -150,6 +150,12 @@ def test_every_preset_takes_two_steps_on_a_tiny_twin_of_its_data(
     short = TrainSettings(steps=2, batch_size=4, eval_every=2)
     train = replace(preset.train, steps=2, batch_size=4, eval_every=2)  # with the preset's own optimiser
     run = replace(preset, task=task, model=shrink(preset.model), train=train, sampler_train=short)
+    if preset.model.weights_from is not None:  # another preset's
+        before = replace(run, model=replace(run.model, weights_from=None), train=short)
+        Trainer(before, tmp_path / "before", device=CPU, quiet=True).train()
+        run = replace(
+            run, model=replace(run.model, weights_from=tmp_path / "before"), train=replace(train, lead=("qa6",))
+        )
     _, record = Trainer(run, tmp_path / "run", device=CPU, quiet=True).train()
     assert record["cost"] | {"steps": 2, "skipped_steps": 0} == record["cost"]
     assert record["metrics"]["test"]

@@ -78,6 +78,24 @@ def _put(pointer, values, rows, columns, stride: tl.constexpr, num_rows: tl.cons
 
 
 @triton.jit
+def _product(
+    total, left, left_stride: tl.constexpr, k, K: tl.constexpr,
+    right, right_stride: tl.constexpr, columns, num_columns: tl.constexpr,
+    INNER: tl.constexpr, PADDED: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """total + the matrix at `left` [k, inner] times the transpose of that at `right` [columns, inner].
+
+    Both are read in pieces: the weights for slots of 256 numbers would take half of the shared memory there is.
+    """
+    PIECE: tl.constexpr = PADDED if PADDED <= 128 else 128
+    for start in tl.static_range(0, PADDED, PIECE):
+        inner = start + tl.arange(0, PIECE)
+        weights = _turned(right, columns, inner, right_stride, num_columns, INNER)
+        total = _dot(_tile(left, k, inner, left_stride, K, INNER).to(weights.dtype), weights, total, FAST)
+    return total
+
+
+@triton.jit
 def _forward(
     slots, items, real, count, order, weight, bias, new_bias, score,
     memories, entropy, shares, gates,
@@ -166,7 +184,8 @@ def _backward(
         products, uses = grad_products + step * K * R, grad_items + step * N * C
         if length > 0:
             segment = items + tl.load(order + step) * N * C
-            slot = _tile(memories + (b * (T + 1) + t) * K * D, k, d, D, K, D)
+            before = memories + (b * (T + 1) + t) * K * D
+            slot = _tile(before, k, d, D, K, D)
             saved = gates + step * K * 4 * D
             reset = _tile(saved, k, d, 4 * D, K, D).to(tl.float32)
             keep = _tile(saved + D, k, d, 4 * D, K, D).to(tl.float32)
@@ -189,11 +208,10 @@ def _backward(
             tl.debug_barrier()
             on_reset = _tile(products + M, k, d, R, K, D)
             on_keep = _tile(products + M + D, k, d, R, K, D)
-            on_old = _tile(products + M + 2 * D, k, d, R, K, D)
             low_new = _tile(products + M + 3 * D, k, d, R, K, D)
-            grad = _dot(on_reset, _turned(turned_weight + M, d, d, C, D, D), grad * keep, FAST)
-            grad = _dot(on_keep, _turned(turned_weight + M + D, d, d, C, D, D), grad, FAST)
-            grad = _dot(on_old, _turned(turned_weight + M + 2 * D, d, d, C, D, D), grad, FAST)
+            grad = _product(grad * keep, products + M, R, k, K, turned_weight + M, C, d, D, D, DP, FAST)
+            grad = _product(grad, products + M + D, R, k, K, turned_weight + M + D, C, d, D, D, DP, FAST)
+            grad = _product(grad, products + M + 2 * D, R, k, K, turned_weight + M + 2 * D, C, d, D, D, DP, FAST)
             on_share = tl.zeros([KP, NP], dtype=tl.float32)
             on_share = _dot(on_reset, tl.load(place, mask=inside, other=0.0), on_share, FAST)
             on_share = _dot(on_keep, tl.load(place + D, mask=inside, other=0.0), on_share, FAST)
@@ -204,9 +222,8 @@ def _backward(
             item = tl.load(segment + m, mask=m < M, other=0.0)
             # Eq. 1: the softmax over slots, then the scores item by item
             on_scores = share * (on_share - tl.sum(share * on_share, axis=0)[None, :])
-            low = slot.to(dtype)
-            _put(low_slots + step * K * D, low, k, d, D, K, D)
-            side = _dot(low, _turned(weight, m, d, D, M, D), _tile(bias, k, m, C, K, M), FAST)
+            _put(low_slots + step * K * D, slot.to(dtype), k, d, D, K, D)
+            side = _product(_tile(bias, k, m, C, K, M), before, D, k, K, weight, D, m, M, D, DP, FAST)
             on_side = tl.zeros([KP, MP], dtype=tl.float32)
             for i in range(length):
                 here = tl.sum(tl.where((n == i) & is_real, 1, 0), axis=0) > 0
@@ -222,7 +239,7 @@ def _backward(
             tl.store(uses + n[:, None] * C + m[None, :], tl.zeros([NP, MP], dtype=dtype), mask=beyond)
             _put(products, on_side.to(dtype), k, m, R, K, M)
             tl.debug_barrier()
-            grad = _dot(_tile(products, k, m, R, K, M), _turned(turned_weight, d, m, C, D, M), grad, FAST)
+            grad = _product(grad, products, R, k, K, turned_weight, C, d, D, M, MP, FAST)
         else:
             blank = tl.zeros([KP, DP], dtype=dtype)
             _put(products, tl.zeros([KP, MP], dtype=dtype), k, m, R, K, M)
@@ -287,7 +304,7 @@ def forward(
     _forward[(b,)](
         slots.contiguous(), items.contiguous(), real.contiguous(), count, order.contiguous(),
         weight.to(items.dtype).contiguous(), bias.contiguous(), new_bias.contiguous(), score.contiguous(), *kept, t,
-        **sizes.constants(items.dtype, slots.is_cuda), num_warps=_warps(b), num_stages=1,
+        **sizes.constants(items.dtype, slots.is_cuda), num_warps=_warps(b, d), num_stages=1,
     )  # fmt: skip
     return kept
 
@@ -320,7 +337,7 @@ def backward(
         low_weight.contiguous(), low_weight.mT.contiguous(), bias.contiguous(), score.contiguous(),
         memories, shares, gates, grad_memories.contiguous(),
         grad_slots, grad_items, grad_products, grad_score, low_slots, t,
-        **sizes.constants(dtype, items.is_cuda), num_warps=_warps(b), num_stages=1,
+        **sizes.constants(dtype, items.is_cuda), num_warps=_warps(b, d), num_stages=1,
     )  # fmt: skip
     grad_bias = grad_products.sum(dim=(0, 1), dtype=torch.float32)
     table = grad_items.view(b * t, n, columns)
@@ -336,9 +353,12 @@ def backward(
     )
 
 
-def _warps(streams: int) -> int:
-    """Two small programs share a processor where there are enough of them; one that has it alone is better large."""
-    return 4 if streams > MULTIPROCESSORS else 8
+def _warps(streams: int, width: int) -> int:
+    """Two small programs share a processor where there are enough of them; one that has it alone is better large.
+
+    Slots of more than 128 numbers take a processor's shared memory and registers for themselves.
+    """
+    return 4 if streams > MULTIPROCESSORS and width <= 128 else 8
 
 
 def _sizes(slots: Tensor, real: Tensor, score: Tensor) -> _Sizes:
