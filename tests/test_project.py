@@ -75,6 +75,18 @@ def test_the_readmes_examples_run(number: int, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_readmes_console_shows_what_it_prints() -> None:
+    (session,) = re.findall(r"```console\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    typed = [line[2:] for line in session.splitlines() if line.startswith(("$ ", "> "))]
+    printed = [line for line in session.splitlines() if not line.startswith(("$ ", "> "))]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # where `remem` is installed
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(typed)], cwd=ROOT, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PATH": path},
+    )  # fmt: skip
+    assert done.stdout.splitlines() == printed, done.stderr
+
+
 def test_the_readme_has_an_example() -> None:
     assert code_blocks((ROOT / "README.md").read_text())
 

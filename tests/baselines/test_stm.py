@@ -1,16 +1,15 @@
-"""STM against its equations one number at a time, the contract of every memory, and its bound on endless streams."""
+"""STM against its equations one number at a time, and the contract of every memory."""
 
 from __future__ import annotations
 
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-import jaxtyping
 import pytest
 import torch
+from stm_parts import D, E, K, N, R, assert_close, make_stm, memories, random_stream, segment_at
 from torch import Tensor
 
 from remem.baselines.stm import STM, matched_width
@@ -18,11 +17,9 @@ from remem.baselines.stm_cell import STMState, outer_product_attention
 from remem.checks.memorizer import check_memorizer
 from remem.data.batch import Segment
 from remem.errors import BadInput
-from remem.model.interface import EmbeddedStream, detach_state
+from remem.model.interface import detach_state
 from remem.streaming.state import StreamState, load_state, save_state
 
-D, K, N, E, R = 6, 3, 4, 5, 2
-LONG_STREAM = int(os.environ.get("REMEM_LONG_STREAM", "3000"))  # 100000 takes a few minutes
 Matrix = list[list[float]]
 either = pytest.mark.parametrize("learned", [False, True], ids=["as on bAbI", "all alphas learned"])
 
@@ -30,54 +27,6 @@ either = pytest.mark.parametrize("learned", [False, True], ids=["as on bAbI", "a
 @pytest.fixture(autouse=True)
 def _fixed_seed() -> None:
     torch.manual_seed(0)
-
-
-@pytest.fixture
-def _unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No shape checks, which take several times as long as a step of this size."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-
-
-def assert_close(actual: Tensor, expected: object) -> None:
-    target = expected if isinstance(expected, Tensor) else torch.tensor(expected)
-    torch.testing.assert_close(actual, target.to(actual.dtype), rtol=1e-5, atol=1e-6)
-
-
-def make_stm(*, learned: bool = False, bounded_after: int | None = 1000, width: int = E, num_queries: int = R) -> STM:
-    """A small STM as on bAbI, or with all alphas learned; those that are learned stand where all terms count."""
-    sizes = {"item_dim": D, "num_slots": K, "segment_len": N, "width": width, "num_queries": num_queries}
-    alpha1, alpha3 = (None, None) if learned else (1.0, 0.0)
-    stm = STM(**sizes, hidden_dim=7, alpha1=alpha1, alpha3=alpha3, bounded_after=bounded_after).eval()
-    with torch.no_grad():
-        for name, value in {"alpha1": 0.8, "alpha2": 0.6, "alpha3": -0.4}.items():
-            alpha = getattr(stm.cell, name)
-            if isinstance(alpha, Tensor):
-                alpha.fill_(value)
-        # at their first values it would not be seen if a gain or a bias were left out
-        for parameter in (stm.position, stm.cell.qkv_norm.weight, stm.cell.qkv_norm.bias, stm.slot_norm.weight):
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return stm
-
-
-def random_stream(b: int, t: int, *, ragged: bool = True) -> EmbeddedStream:
-    """Random streams; in ragged ones segments have different lengths, and all but the first may end early."""
-    lengths = torch.randint(1, N + 1, (b * t,)) if ragged else torch.full((b * t,), N)
-    ends = torch.cat([torch.tensor([t]), torch.randint(1, t + 1, (b - 1,))]) if ragged else torch.full((b,), t)
-    return EmbeddedStream(
-        torch.randn(b * t, N, D),
-        torch.arange(N) < lengths[:, None],
-        torch.arange(b * t).view(b, t),
-        torch.arange(t) < ends[:, None],
-    )
-
-
-def segment_at(stream: EmbeddedStream, t: int) -> Segment:
-    rows = stream.order[:, t]
-    return Segment(stream.items[rows], stream.item_mask[rows] & stream.segment_mask[:, t, None])
-
-
-def memories(stm: STM, stream: EmbeddedStream) -> Tensor:
-    return stm.write_stream(stm.initial_state(len(stream.order)), stream).memories
 
 
 def linear(layer: torch.nn.Linear, vector: list[float]) -> list[float]:
@@ -240,58 +189,6 @@ def test_the_gradient_reaches_the_first_of_twenty_segments_and_every_weight() ->
     assert items.grad.isfinite().all()
     assert (items.grad[stream.order[:, 0]].norm(dim=-1) > 0).all()
     assert all(p.grad is not None and (p.grad != 0).any() for p in stm.parameters())
-
-
-def test_no_segment_adds_more_than_the_bound_counts_on() -> None:
-    cell = STM(item_dim=D, num_slots=K, segment_len=N, width=E, num_queries=R, alpha2=1.0).cell
-    for scale in (1e-3, 1.0, 1e3, 1e6):
-        items, read, cue = scale * torch.randn(200, E, E), scale * torch.randn(200, E), torch.randn(200, E)
-        assert cell.associate(items, read, cue).norm(dim=(2, 3)).max() <= math.sqrt(3.0) * R * E
-
-
-@pytest.mark.usefixtures("_unchecked")
-def test_on_streams_of_two_hundred_segments_the_bound_changes_nothing_by_a_bit() -> None:
-    results = []
-    for bounded_after in (1000, None):
-        torch.manual_seed(1)
-        stm, stream = make_stm(bounded_after=bounded_after), random_stream(2, 200, ragged=False)
-        items = (3.0 * stream.items).requires_grad_()
-        trace = stm.write_stream(stm.initial_state(2), stream._replace(items=items))
-        trace.memories.square().mean().backward()
-        results.append([*trace.state, trace.memories, items.grad, *(p.grad for p in stm.parameters())])
-    for bounded, free in zip(*results, strict=True):
-        assert torch.equal(bounded, free)
-
-
-def test_a_relation_past_the_limit_is_scaled_back_to_it_and_the_others_are_left_alone() -> None:
-    cell = make_stm(bounded_after=2).cell
-    limit = 2 * math.sqrt(3.0) * R * E
-    small, large = torch.randn(E, E), 100.0 * torch.randn(E, E)
-    bounded = cell.bounded(torch.stack([small, large])[None])[0]
-    assert torch.equal(bounded[0], small)
-    assert_close(bounded[1], large * limit / large.norm())
-
-
-@pytest.mark.usefixtures("_unchecked")
-@pytest.mark.timeout(3000)
-@pytest.mark.parametrize("bounded_after", [20, 1000])
-def test_an_endless_stream_leaves_both_memories_finite_and_bounded(bounded_after: int) -> None:
-    stm, chunk, highest = make_stm(bounded_after=bounded_after, width=6, num_queries=3), 100, 0.0
-    limit = bounded_after * math.sqrt(3.0) * 3 * 6
-    with torch.no_grad():
-        state = stm.initial_state(2)
-        for _ in range(LONG_STREAM // chunk):
-            stream = random_stream(2, chunk, ragged=False)._replace(in_turn=True)
-            trace = stm.write_stream(state, stream)
-            state = STMState(*trace.state)
-            highest = max(highest, state.relations.norm(dim=(2, 3)).max().item())
-            assert state.relations.isfinite().all()
-            assert trace.memories.isfinite().all()
-            # |M^i| < max i / (1 - max f), and at these weights no gate is anywhere near one
-            assert state.items.abs().max() < 10.0
-    assert highest <= limit * (1 + 1e-5)
-    if bounded_after == 20:
-        assert highest > 0.99 * limit, "The bound was never met, so this test shows nothing."
 
 
 @either

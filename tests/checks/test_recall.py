@@ -24,6 +24,7 @@ from remem.checks import recall
 from remem.checks.memorizer import check_endless
 from remem.checks.recall import check_recall, learn_recall
 from remem.data.codec import IdCodec
+from remem.errors import BadInput
 from remem.experiments.presets import PRESETS, RM
 from remem.model.machine import MemoryMachine
 from remem.settings.model import with_machine
@@ -132,6 +133,11 @@ def growing() -> Growing:
 def test_a_state_that_grows_with_the_stream_is_caught() -> None:
     with pytest.raises(AssertionError, match=r"grew from .* over 200 random segments: it grows with the stream"):
         check_endless(growing(), DIM, segments=20)
+
+
+def test_a_single_segment_is_no_stream() -> None:
+    with pytest.raises(BadInput, match="at least 2"):
+        check_endless(MEMORIES["rm"](), DIM, segments=1)
 
 
 def test_a_state_that_settles_late_is_given_the_time() -> None:

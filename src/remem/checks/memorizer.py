@@ -14,6 +14,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from remem.data.batch import Segment
+from remem.errors import BadInput
 from remem.model.interface import EmbeddedStream, Memorizer, State
 
 RTOL, ATOL = 1e-4, 1e-5
@@ -127,6 +128,8 @@ def check_endless(memorizer: Memorizer, item_dim: int, segments: int = 100_000) 
     as long; only what grows all the way is refused.
     """
     _evaluating(memorizer)
+    if segments < 2:
+        raise BadInput(f"{segments} segments are no stream that could grow; give at least 2.")
     every = max(1, segments // 10)
     along: list[tuple[int, float]] = []
     with torch.no_grad():
