@@ -46,7 +46,9 @@ def differences(preset: Run, config: dict[str, Any]) -> dict[str, Any]:
     before, after = leaves(preset), _flatten(config)
     if before.get(_START) and after.get(_START):  # that it goes on from trained weights counts, not from which folder
         before[_START] = after[_START]
-    differing = {name: value for name, value in after.items() if name not in _NEUTRAL and value != before.get(name)}
+    # with a focus, what comes next is chosen at every validation
+    neutral = _NEUTRAL - {"train.eval_every"} if after.get("train.focus") else _NEUTRAL
+    differing = {name: value for name, value in after.items() if name not in neutral and value != before.get(name)}
     return {name: value for name, value in differing.items() if name in before or value}
 
 
