@@ -114,8 +114,10 @@ def cuts_of(log: ClickLog, user: int, task: ClickTask, split: str) -> Iterator[C
         first = max(0, place - task.history)
         along = range(first + task.along * task.segment_len, place, task.along * task.segment_len) if task.along else ()
         # a question along the stream, too, comes after `least` events at the earliest
-        earlier = [ask(first, at) for at in along if split == "train" and at - first >= min(task.least, task.history)]
-        yield Cut(start + first, start + place, (*earlier, ask(first, place)))
+        earlier = [at for at in along if at - first >= min(task.least, task.history)] if split == "train" else []
+        ahead = task.ahead if split == "train" else 1
+        each = (ask(first, at, at + i) for at in (*earlier, place) for i in range(min(ahead, len(history) - at)))
+        yield Cut(start + first, start + place, tuple(each))
 
 
 class _Questioner:
@@ -128,13 +130,14 @@ class _Questioner:
         items, places = np.unique(history, return_index=True)
         self.first_met = dict(zip(items.tolist(), places.tolist(), strict=True))
 
-    def __call__(self, first: int, place: int) -> Asked:
+    def __call__(self, first: int, end: int, place: int) -> Asked:
+        """The event at `place`, asked of whoever has read from `first` up to `end`."""
         target, final = int(self.history[place]), place == self.final
         if self.log.responses:
-            same = (self.history[first:place] >> 1) == target >> 1
+            same = (self.history[first:end] >> 1) == target >> 1
             return _asked(same, (target | 1,), (target & 1,), final=final)
         negatives = _negatives(self.log, self.random, self.first_met, place, self.count)
-        same = self.history[first:place] == target
+        same = self.history[first:end] == target
         return _asked(same, (target, *negatives), (1, *(0,) * self.count), final=final)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Literal, TypeVar
+from zlib import crc32
 
 from remem.data.babi_format import words_of
 from remem.data.words import tokenize
@@ -155,6 +156,8 @@ class PassageCodec(_OpenWords):
     Texts of this kind always hold words never met before. A candidate is written as a question is.
     """
 
+    stand_ins: int = 0
+    """Numbers that words outside the vocabulary share by their hash; without any they are all the unknown word."""
     kind: Literal["passage"] = "passage"
 
     segment_per_write = True
@@ -162,8 +165,21 @@ class PassageCodec(_OpenWords):
 
     @property
     def num_items(self) -> int:
-        """Size of the vocabulary, with the unknown word."""
-        return len(self.words)
+        """Size of the vocabulary, with the unknown word and the stand-ins."""
+        return len(self.words) + self.stand_ins
+
+    @property
+    def num_queries(self) -> int:
+        """Questions are written as items are."""
+        return self.num_items
+
+    def encode_words(self, words: Sequence[str]) -> list[int]:
+        """Numbers of words; one outside the vocabulary has that of its stand-in, the same wherever it occurs."""
+        index = self.word_index
+        return [index[word] if word in index else self._stand_in(word) for word in words]
+
+    def _stand_in(self, word: str) -> int:
+        return len(self.words) + crc32(word.encode()) % self.stand_ins if self.stand_ins else 0
 
     def encode_item(self, raw: Any) -> list[int]:
         """The words of one sentence."""

@@ -40,21 +40,31 @@ class Table(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """Ways in which words may change places, for each part of a task: the stand-in of every word and every answer."""
+    """Ways in which words may change places, for each part of a task: the stand-in of every word and every answer.
+
+    Where answers are a stream's own candidates, these are told in the same way, and their places stay.
+    """
 
     words: Int[Tensor, "p e v"]
-    answers: Int[Tensor, "p e a"]
+    answers: Int[Tensor, "p e a"] | None = None
 
     def __call__(self, batch: Batch) -> Batch:
         """Every stream told in a way drawn for it. The streams' segments must be in turn."""
         stream, query = batch.stream, batch.query
         part = query.part[:, 0]
         way = torch.randint(self.words.shape[1], part.shape, device=part.device)
-        words, answers = self.words[part, way], self.answers[part, way]
-        items = words.gather(1, stream.items.view(len(part), -1)).view_as(stream.items)
-        tokens = words.gather(1, query.tokens.flatten(1)).view_as(query.tokens)
-        answer = torch.where(query.answer >= 0, answers.gather(1, query.answer.clamp(min=0)), query.answer)
-        return batch._replace(stream=stream._replace(items=items), query=query._replace(tokens=tokens, answer=answer))
+        words = self.words[part, way]
+
+        def told(numbers: Tensor) -> Tensor:
+            return words.gather(1, numbers.view(len(part), -1)).view_as(numbers)
+
+        query = query._replace(tokens=told(query.tokens))
+        if query.candidates is not None:
+            query = query._replace(candidates=query.candidates._replace(tokens=told(query.candidates.tokens)))
+        if self.answers is not None:
+            answer = self.answers[part, way].gather(1, query.answer.clamp(min=0))
+            query = query._replace(answer=torch.where(query.answer >= 0, answer, query.answer))
+        return batch._replace(stream=stream._replace(items=told(stream.items)), query=query)
 
 
 @dataclass(frozen=True)

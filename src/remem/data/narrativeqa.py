@@ -16,7 +16,7 @@ from torch import Tensor
 
 from remem.data.batch import Candidates, QueryBatch
 from remem.data.codec import UNKNOWN_WORD, PassageCodec, cut
-from remem.data.dataset import Bucket, Split
+from remem.data.dataset import Bucket, Exchange, Split
 from remem.data.narrativeqa_files import SPLITS, UNKNOWN_EVIDENCE
 from remem.data.padding import groups_by_length, pad_rows
 from remem.data.prepared import Prepared
@@ -57,7 +57,7 @@ class Summaries:
         """Words from one place to another."""
         return [self.words[code] for code in self.tokens[first:end].tolist()]
 
-    def build_codec(self, documents: Sequence[int], segment_len: int, least: int) -> PassageCodec:
+    def build_codec(self, documents: Sequence[int], segment_len: int, least: int, stand_ins: int = 0) -> PassageCodec:
         """The words that occur at least `least` times in some documents, their questions and answers."""
         texts = []
         for number in documents:
@@ -65,7 +65,7 @@ class Summaries:
             for question in self.questions_of.get(number, []):
                 texts += [self.text(*question[i : i + 2]) for i in (0, 2, 4)]
         words = vocabulary(texts, first=UNKNOWN_WORD, least=least)
-        return PassageCodec(segment_len=segment_len, words=words)
+        return PassageCodec(segment_len=segment_len, words=words, stand_ins=stand_ins)
 
     def segments(self, number: int, segment_len: int, *, truncate: bool) -> Segments:
         """The sentences of a document; one longer than N becomes several segments, or loses its end."""
@@ -97,8 +97,7 @@ def as_split(data: Summaries, documents: Sequence[int], codec: PassageCodec, *, 
     """Documents to tensors, in buckets of similar length."""
     if not documents:
         raise BadInput("There is no summary to read in this split; import the files that hold it.")
-    recode = np.fromiter((codec.word_index.get(word, 0) for word in data.words), dtype=np.int32, count=len(data.words))
-    values = torch.from_numpy(recode)[data.tokens.long()]
+    values = torch.tensor(codec.encode_words(data.words), dtype=torch.int32)[data.tokens.long()]
     rows = [data.segments(number, codec.segment_len, truncate=truncate) for number in documents]
     starts = torch.tensor([first for row in rows for first, _ in row])
     lengths = torch.tensor([length for row in rows for _, length in row])
@@ -110,6 +109,14 @@ def as_split(data: Summaries, documents: Sequence[int], codec: PassageCodec, *, 
         query = _questions(values, [rows[i] for i in group], asked)
         buckets.append(Bucket(order, segment_mask, query, torch.tensor([documents[i] for i in group])))
     return Split(Windows(values, starts, lengths), None, tuple(buckets), repeats=False)
+
+
+def exchange_stand_ins(codec: PassageCodec, ways: int) -> Exchange:
+    """Orders in which the stand-ins change places, so that nothing but their being the same can be learned of them."""
+    words = torch.arange(codec.num_items).expand(1, ways, -1).clone()
+    first = len(codec.words)
+    words[0, :, first:] = first + torch.from_numpy(StableRandom("stand-ins").permutations(ways, codec.stand_ins))
+    return Exchange(words)
 
 
 def _questions(values: Tensor, rows: list[Segments], asked: list[list[list[int]]]) -> QueryBatch:

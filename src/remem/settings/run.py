@@ -40,7 +40,9 @@ class TrainSettings:
     lead: tuple[str, ...] = ()
     """Ours: parts of the task that are trained on alone at first (`qa16`), for `lead_steps`; needs a focus."""
     lead_steps: int = 0
-    """Steps of the leading parts, up to the next validation."""
+    """Steps of the leading parts at most, up to the next validation."""
+    lead_until: float = 0.0
+    """The lead is over sooner once a validation finds no more than so many percent of each leading part wrong."""
     clip_norm: float = 5.0
     """Largest gradient norm of a step."""
     precision: Literal["float32", "bf16"] = "float32"

@@ -86,6 +86,12 @@ class NarrativeQATask:
     """A longer sentence loses its end instead."""
     least_count: int = 2
     """A word that occurs less often in training is read as unknown."""
+    stand_ins: int = 0
+    """Ours: numbers that all other words share by their hash, instead of being one unknown word: a name not met before
+    is still the same name in summary, question and answer."""
+    exchanges: int = 0
+    """Ours: orders in which the stand-ins change places whenever a summary is trained on, so that no name is learned by
+    heart; 0 leaves them as they are."""
 
     @property
     def folder(self) -> Path:
@@ -136,6 +142,10 @@ class ClickTask:
     """Items not clicked for each that was, in training; there is always one in tests."""
     along: int = 0
     """Ours: a training stream is also asked after every so many of its segments; 0 asks at its end alone."""
+    ahead: int = 1
+    """Ours: a training stream is asked for so many of the events that follow, wherever it is asked."""
+    questions: int = 0
+    """Ours: questions of a stream that are drawn each time it is trained on; 0 asks all."""
     data_seed: int = 0
     """Seed of the items not clicked."""
 

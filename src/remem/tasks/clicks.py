@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,7 +30,8 @@ def click_task(settings: ClickTask, codec: ClickCodec | None = None) -> Task:
     own = codec or ClickCodec(segment_len=settings.segment_len, num_items=log().num_items)
 
     def load(split: str) -> Split:
-        return as_split(log(), log().numbers(split), settings, split)
+        loaded = as_split(log(), log().numbers(split), settings, split)
+        return replace(loaded, questions=settings.questions) if split == "train" else loaded
 
     return Task(
         name=settings.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
@@ -10,7 +11,7 @@ from tempfile import TemporaryDirectory
 from remem.data.codec import PassageCodec
 from remem.data.dataset import Split
 from remem.data.manifest import MANIFEST
-from remem.data.narrativeqa import Summaries, as_split, folds
+from remem.data.narrativeqa import Summaries, as_split, exchange_stand_ins, folds
 from remem.data.narrativeqa_files import import_narrativeqa
 from remem.errors import BadInput
 from remem.settings.tasks import NarrativeQATask
@@ -31,11 +32,14 @@ def narrativeqa_task(settings: NarrativeQATask, codec: PassageCodec | None = Non
             raise BadInput(
                 f"{settings.folder} has no training questions; import qaps.csv, or take --task.protocol reduced."
             )
-        codec = data().build_codec(train, settings.segment_len, settings.least_count)
+        codec = data().build_codec(train, settings.segment_len, settings.least_count, settings.stand_ins)
     own = codec
 
     def load(split: str) -> Split:
-        return as_split(data(), documents(split), own, truncate=settings.truncate)
+        loaded = as_split(data(), documents(split), own, truncate=settings.truncate)
+        if split not in ("train", "unlabelled") or not own.stand_ins or not settings.exchanges:
+            return loaded
+        return replace(loaded, exchange=exchange_stand_ins(own, settings.exchanges))
 
     return Task(
         name=settings.name,

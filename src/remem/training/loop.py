@@ -132,7 +132,8 @@ def _batches(
         # a run that was stopped may have been validated in the middle of a turn
         seen = [metrics for metrics in progress.history if metrics["step"] <= turn * settings.eval_every]
         errors = part_errors(seen[-1]) if seen else {}
-        leading = turn * settings.eval_every < settings.lead_steps
+        learned = any(all(metrics[name] <= settings.lead_until for name in settings.lead) for metrics in seen)
+        leading = turn * settings.eval_every < settings.lead_steps and not learned
         yield from focused_batches(
             train, errors, settings.focus, settings.batch_size, settings.eval_every, seed, turn,
             only=[part_names.index(name) for name in settings.lead] if leading else (),

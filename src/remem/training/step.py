@@ -120,7 +120,8 @@ class GraphedStep:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(WARM_UP_RUNS):
+            # shapes after the first find compiled code, and need no more than buffers of their own
+            for _ in range(1 if self.graphs else WARM_UP_RUNS):
                 self._update(bucket, static_rows)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
