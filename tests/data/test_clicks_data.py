@@ -126,6 +126,33 @@ def test_asking_along_a_stream_asks_for_what_comes_next_at_each_moment(tmp_path:
     assert all(len(cut.asked) == 1 for user in log.numbers("valid") for cut in cuts_of(log, user, task, "valid"))
 
 
+@pytest.mark.parametrize("name", ["lastfm", "assistments"])
+def test_asking_ahead_asks_for_the_events_that_follow_what_was_read(tmp_path: Path, name: str) -> None:
+    log = prepared(tmp_path, name)
+    once, more = settings(name, along=2), settings(name, along=2, ahead=3)
+    checked = 0
+    for user in log.numbers("train"):
+        history = log.history(user)
+        for one, cut in zip(cuts_of(log, user, once, "train"), cuts_of(log, user, more, "train"), strict=True):
+            first = cut.first - int(log.users[user, 0])
+            assert (one.first, one.end) == (cut.first, cut.end)
+            wanted = [
+                (asked.read, first + asked.read + i)
+                for asked in one.asked
+                for i in range(min(3, len(history) - first - asked.read))
+            ]
+            assert [asked.read for asked in cut.asked] == [read for read, _ in wanted]
+            for asked, (read, place) in zip(cut.asked, wanted, strict=True):
+                assert asked.items[0] | log.responses == history[place] | log.responses
+                assert asked.evidence < read  # never in what comes after
+                assert all(item not in history[: place + 1] for item in asked.items[1:])
+                checked += place > first + read
+    assert checked > 20
+    for split in ("valid", "test"):
+        user = log.numbers(split)[0]
+        assert list(cuts_of(log, user, once, split)) == list(cuts_of(log, user, more, split))
+
+
 def test_parts_say_how_long_ago_the_target_was_met(tmp_path: Path) -> None:
     lines = [list(range(1, 301)), [7] + [8, 9] * 150]
     text = "301 302 303 304\n"  # users who have met what the others have not

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from remem.data.long_twins import write_narrativeqa
-from remem.data.narrativeqa import Summaries, as_split, folds
+from remem.data.narrativeqa import Summaries, as_split, exchange_stand_ins, folds
 from remem.data.narrativeqa_files import import_narrativeqa
 from remem.errors import BadInput
+from remem.settings.tasks import NarrativeQATask
+from remem.tasks.narrativeqa import narrativeqa_task
 
 
 @pytest.fixture
@@ -86,6 +89,57 @@ def test_words_outside_the_vocabulary_are_unknown(dumps: Summaries) -> None:
     items = as_split(dumps, documents, codec, truncate=False).batch(0, torch.arange(6)).stream
     assert (items.items[items.item_mask] == 0).any()
     assert codec.encode_question("Where did Zeno walk?")[2] == 0
+
+
+def test_stand_ins_keep_words_apart_that_were_never_met(dumps: Summaries) -> None:
+    documents = dumps.numbers("test")
+    codec = dumps.build_codec(documents[:1], segment_len=20, least=3, stand_ins=5000)
+    asked = codec.encode_question("Where did Zeno meet Zeno or Ada?")
+    known = len(codec.words)
+    assert codec.num_items == codec.num_queries == known + 5000
+    assert asked[2] == asked[4] >= known
+    assert asked[6] >= known
+    assert asked[6] != asked[2]
+    # a word has one number wherever it stands, and none is the unknown word
+    stream = as_split(dumps, documents, codec, truncate=False).batch(0, torch.arange(6)).stream
+    assert (stream.items[stream.item_mask] > 0).all()
+    assert (stream.items[stream.item_mask] >= known).any()
+
+
+def test_stand_ins_change_places_alike_in_summary_question_and_candidates(dumps: Summaries) -> None:
+    documents = dumps.numbers("test")
+    codec = dumps.build_codec(documents[:1], segment_len=20, least=3, stand_ins=200)
+    plain = as_split(dumps, documents, codec, truncate=False)
+    told = replace(plain, exchange=exchange_stand_ins(codec, ways=8))
+    rows, known = torch.arange(6), len(codec.words)
+    before, after = plain.batch(0, rows), told.batch(0, rows)
+    assert before.query.candidates is not None
+    assert after.query.candidates is not None
+    assert torch.equal(before.query.answer, after.query.answer)
+    changed = 0
+    for row in range(6):
+        pairs = set()
+        for old, new in (
+            (before.stream.items[before.stream.order[row]], after.stream.items[after.stream.order[row]]),
+            (before.query.tokens[row], after.query.tokens[row]),
+            (before.query.candidates.tokens[row], after.query.candidates.tokens[row]),
+        ):
+            pairs |= set(zip(old.flatten().tolist(), new.flatten().tolist(), strict=True))
+        assert len(pairs) == len({old for old, _ in pairs}) == len({new for _, new in pairs})
+        assert all(old == new for old, new in pairs if old < known)
+        changed += sum(old != new for old, new in pairs)
+    assert changed > 20
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [({"stand_ins": -1}, "-1 stand-ins"), ({"exchanges": 4}, "no stand-ins that could change places")],
+)
+def test_strange_stand_ins_are_refused(
+    dumps: Summaries, tmp_path: Path, changes: dict[str, int], complaint: str
+) -> None:
+    with pytest.raises(BadInput, match=complaint):
+        narrativeqa_task(NarrativeQATask(data=tmp_path / "data", folds=2, **changes))
 
 
 def test_every_document_is_held_out_in_exactly_one_fold() -> None:

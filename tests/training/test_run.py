@@ -188,6 +188,13 @@ def test_leading_parts_are_trained_on_alone_at_first_and_must_exist(
     parts = [set(batch.query.part[:, 0].tolist()) for batch in seen]
     assert parts[:3] == [{5}] * 3
     assert set().union(*parts[3:]) == {0, 5}
+    # what would lead to the end is learned well enough at the first validation
+    seen.clear()
+    learned = replace(train, lead_steps=6, lead_until=100.0)
+    trainer = Trainer(replace(run, train=learned), tmp_path / "learned", device=CPU, quiet=True)
+    object.__setattr__(trainer.split("train"), "batch", split.batch)
+    trainer.train()
+    assert [set(batch.query.part[:, 0].tolist()) for batch in seen] == parts
     for changes, complaint in (
         ({"lead": ("qa16",)}, "no part 'qa16' to begin with; what is trained on has qa1, qa6"),
         ({"focus": 0.0}, "need a focus above 0"),

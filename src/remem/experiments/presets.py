@@ -150,7 +150,7 @@ def _long(
 # Names of new stories were never met: they are told apart by stand-ins, which mean something else each time.
 _NARRATIVEQA = _long(
     NarrativeQATask(least_count=20, stand_ins=1000, exchanges=256), PAPER_LONG,
-    steps=800, batch_size=16, every=50, warm_up=100,
+    steps=800, batch_size=16, every=50, warm_up=100, weight_decay=1.0,
 )  # fmt: skip
 _ACTIVITYNETQA = _long(
     ActivityNetQATask(), PAPER_VIDEO, steps=1500, batch_size=64, every=100, warm_up=100, weight_decay=1.0

@@ -26,6 +26,12 @@ def narrativeqa_task(settings: NarrativeQATask, codec: PassageCodec | None = Non
     def documents(split: str) -> list[int]:
         return documents_of(data(), settings, split)
 
+    if settings.stand_ins < 0 or settings.exchanges < 0:
+        raise BadInput(f"{settings.stand_ins} stand-ins in {settings.exchanges} orders can't be; give 0 or more.")
+    if settings.exchanges and not settings.stand_ins:
+        raise BadInput(
+            "There are no stand-ins that could change places; give --task.stand-ins, or no --task.exchanges."
+        )
     if codec is None:
         train = documents("train")
         if not train:
