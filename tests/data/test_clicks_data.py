@@ -14,6 +14,7 @@ from remem.data.clicks import FINAL, PARTS, ClickLog, as_split, cuts_of
 from remem.data.long_twins import histories, write_clicks
 from remem.errors import BadInput
 from remem.settings.tasks import ClickTask
+from remem.tasks.clicks import click_task
 
 TASKS = ("lastfm", "assistments", "xlong", "clicks")
 
@@ -151,6 +152,12 @@ def test_asking_ahead_asks_for_the_events_that_follow_what_was_read(tmp_path: Pa
     for split in ("valid", "test"):
         user = log.numbers(split)[0]
         assert list(cuts_of(log, user, once, split)) == list(cuts_of(log, user, more, split))
+
+
+@pytest.mark.parametrize("changes", [{"ahead": 0}, {"questions": -1}])
+def test_strange_numbers_of_questions_are_refused(changes: dict[str, int]) -> None:
+    with pytest.raises(BadInput, match="expected at least one event"):
+        click_task(settings("lastfm", **changes))
 
 
 def test_parts_say_how_long_ago_the_target_was_met(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from remem.service import MemoryEngine
 from remem.service.asking import Question
 from remem.service.bundle_network import BundleNetwork
 from remem.service.network import Ask, Fold
+from remem.service.recent import Recent
 from remem.service.results import Answered
 from remem.service.torch_network import TorchNetwork
 from remem.service.traced import traced
@@ -120,7 +121,8 @@ def segment_of(chance: random.Random, length: int) -> tuple[bytes, ...]:
     return tuple(pack_event(chance.randrange(50), False) for _ in range(length))
 
 
-def test_an_answer_does_not_depend_on_its_company(network: BundleNetwork) -> None:
+def test_an_answer_does_not_depend_on_its_company(network: BundleNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "_recent", Recent(0))
     asks = asks_of(network, 21)
     together = network.ask_many(asks)
     singly = [network.ask_many([ask])[0] for ask in asks]
@@ -132,6 +134,7 @@ def test_an_answer_does_not_depend_on_its_company(network: BundleNetwork) -> Non
 
 
 def test_equal_tails_are_folded_once(network: BundleNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "_recent", Recent(2**20))
     rows = []
     written = TorchNetwork._side_by_side
 
@@ -143,6 +146,30 @@ def test_equal_tails_are_folded_once(network: BundleNetwork, monkeypatch: pytest
     monkeypatch.setattr(TorchNetwork, "_side_by_side", counted)
     network.ask_many([ask._replace(question=number) for number in range(5)])
     assert rows == [network.rows[0]]
+    # nor the next time they are asked about, alone or beside a tail that has grown meanwhile
+    (same,) = network.ask_many([ask])
+    assert rows == [network.rows[0]]
+    grown = ask._replace(fold=ask.fold._replace(segments=((*ask.fold.segments[0], *ask.fold.segments[0]),)))
+    again, other = network.ask_many([ask, grown])
+    assert rows == [network.rows[0]] * 2
+    assert again.probability == pytest.approx(same.probability, rel=1e-5)
+    assert other.probability != pytest.approx(same.probability, rel=1e-3)
+    monkeypatch.setattr(network, "_recent", Recent(0))
+    assert network.ask_many([ask, grown]) == [again, other]
+
+
+def test_what_was_asked_for_last_is_kept_up_to_a_number_of_bytes() -> None:
+    recent: Recent[str, int] = Recent(10)
+    for number, name in enumerate("abc"):
+        recent.keep(name, number, 4)
+    assert [recent.get(name) for name in "abc"] == [None, 1, 2]
+    recent.get("b")
+    recent.keep("d", 3, 4)
+    recent.keep("e", 4, 11)
+    assert [recent.get(name) for name in "bcde"] == [1, None, 3, None]
+    recent.keep("d", 5, 2)  # known: the same fold gives the same memory
+    recent.keep("f", 6, 2)
+    assert [recent.get(name) for name in "bdf"] == [1, 3, 6]
 
 
 @pytest.mark.parametrize("name", ["synthetic", "babi"])
@@ -186,7 +213,10 @@ def test_a_step_that_a_recording_changes_is_left_as_it_is() -> None:
     assert traced(module, fails, [(whole,)]) is fails
 
 
-def test_a_question_that_comes_again_is_answered_the_same(network: BundleNetwork) -> None:
+def test_a_question_that_comes_again_is_answered_the_same(
+    network: BundleNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A graph's executor rewrites it after its first runs; nobody may notice."""
+    monkeypatch.setattr(network, "_recent", Recent(0))
     (ask,) = asks_of(network, 1, seed=5)
     assert len({repr(network.ask_many([ask])[0]) for _ in range(6)}) == 1

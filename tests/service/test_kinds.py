@@ -39,7 +39,7 @@ class Kind:
 
 def make_kind(name: str) -> Kind:
     if name == "passage":
-        codec: Codec = PassageCodec(segment_len=4, words=WORDS)
+        codec: Codec = PassageCodec(segment_len=4, words=WORDS, stand_ins=50)
         stream = ["a dog swims", "a boat", "who walks", "a stranger walks away on a boat"]
         question = {"question": "who swims", "candidates": CANDIDATES}
         return Kind("narrativeqa/rm", codec, stream, question, {"question": "who swims", "candidates": CANDIDATES})

@@ -148,11 +148,12 @@ class BundleNetwork(TorchNetwork):
                 rows = ((31 * turn + 17 * place + 7 * torch.arange(codec.width)) % 13 - 6 for place in range(length))
                 segments.append([pack_event((row / 6).tolist(), False) for row in rows])
                 continue
-            numbers = [(31 * turn + 17 * place) % codec.num_items for place in range(length)]
+            numbers = [31 * turn + 17 * place for place in range(length)]
             if isinstance(codec, TextCodec | PassageCodec):
-                segments.append([pack_event(" ".join(codec.words[number] for number in numbers), False)])
+                words = (codec.words[number % len(codec.words)] for number in numbers)
+                segments.append([pack_event(" ".join(words), False)])
             else:
-                segments.append([pack_event(number, False) for number in numbers])
+                segments.append([pack_event(number % codec.num_items, False) for number in numbers])
         return segments
 
 

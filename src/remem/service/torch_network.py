@@ -21,8 +21,11 @@ from remem.data.codec import cut
 from remem.model.interface import Memorizer, State, detach_state
 from remem.service.network import Ask, Fold, NotFinite
 from remem.service.numerics import is_finite, numerics_id, pack_state, require_same_bits, unpack_state, use_one_thread
+from remem.service.recent import Recent
 
 _LEAST_ROWS, _MOST_ROWS = 2, 16
+_RECENT_BYTES = 64 * 2**20
+"""For memories with their tails written to them, which the next question need not do again."""
 _NOT_FINITE = "The memory came out with NaN or infinity in it."
 
 
@@ -33,6 +36,7 @@ class TorchNetwork(ABC):
         use_one_thread()
         self._memorizer, self.fingerprint = memorizer, fingerprint
         self._tested = False
+        self._recent: Recent[Fold, State] = Recent(_RECENT_BYTES)
         with torch.no_grad():
             self._empty = detach_state(memorizer.initial_state(1))
 
@@ -80,8 +84,12 @@ class TorchNetwork(ABC):
 
     def ask_many(self, asks: Sequence[Ask]) -> list[Any | NotFinite]:
         """Streams folded side by side, and answered from so."""
-        folds = list(dict.fromkeys(ask.fold for ask in asks))
-        states = dict(zip(folds, self._folded(folds), strict=True))
+        states = {fold: self._recent.get(fold) for fold in dict.fromkeys(ask.fold for ask in asks)}
+        missing = [fold for fold, state in states.items() if state is None]
+        for fold, folded in zip(missing, self._folded(missing), strict=True):
+            states[fold] = folded
+            if fold.segments and folded is not None:
+                self._recent.keep(fold, folded, _size_of(fold, folded))
         results: list[Any | NotFinite] = [NotFinite(_NOT_FINITE) for _ in asks]
         finite = [place for place, ask in enumerate(asks) if states[ask.fold] is not None]
         if finite:
@@ -145,3 +153,8 @@ class TorchNetwork(ABC):
         together = kind(*(torch.cat(parts) for parts in zip(*states, strict=True)))
         written = self._written(together, pieces)
         return [kind(*parts) for parts in zip(*(part.split(1) for part in written), strict=True)]
+
+
+def _size_of(fold: Fold, state: State) -> int:
+    events = sum(len(payload) for segment in fold.segments for payload in segment)
+    return len(fold.memory) + events + sum(part.nbytes for part in state)
