@@ -59,13 +59,15 @@ def test_numbers_the_paper_quotes_from_others_stand_with_the_whole_model_of_thos
 
 
 def test_a_run_that_a_time_limit_cut_short_is_marked() -> None:
-    def trained(seed: int, steps: int, limit: float) -> dict[str, Any]:
-        cost = {"steps": steps, "train_seconds": 10.0 * seed}
+    def trained(seed: int, steps: int, limit: float, seconds: float = 15.0) -> dict[str, Any]:
+        cost = {"steps": steps, "train_seconds": seconds}
         return record("rm", seed, 1.0, cost=cost, config={"train": {"steps": 10_000, "max_seconds": limit}})
 
     whole = make_table("babi", [trained(1, 10_000, 60.0), trained(2, 10_000, 0.0)])
     assert "| 2 | 10,000 | 10,000 | 1,000 | – | 2,560 | 15 |" in format_table(whole, "md")
-    cut = make_table("babi", [trained(1, 10_000, 60.0), trained(2, 501, 60.0)])
+    patient = make_table("babi", [trained(1, 9000, 60.0, 59.0)])  # ended by itself
+    assert "| 1 | 9,000 | 10,000 |" in format_table(patient, "md")
+    cut = make_table("babi", [trained(1, 10_000, 60.0), trained(2, 501, 60.0, 60.2)])
     assert "| 2 | 501–10,000 † | 10,000 |" in format_table(cut, "md")
     assert next(r for r in cut["rows"] if r["method"] == "rm")["cut_short"] == 1
 

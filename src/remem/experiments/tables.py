@@ -64,7 +64,9 @@ def _row(task: str, method: str, records: list[Record]) -> dict[str, Any]:
 def cut_short(record: Record) -> bool:
     """Whether a time limit ended the run before its last step, and so before its learning rate had come down."""
     train = record["config"].get("train", {})
-    return bool(train.get("max_seconds")) and record["cost"]["steps"] < train["steps"]
+    limit = train.get("max_seconds")
+    # one that ended by itself, its patience at an end, ended before that
+    return bool(limit) and record["cost"]["steps"] < train["steps"] and record["cost"]["train_seconds"] >= limit
 
 
 def _tells_sampler(record: Record) -> bool:
