@@ -11,7 +11,7 @@ import pytest
 
 from remem.errors import BadInput
 from remem.experiments.presets import PRESETS
-from remem.experiments.trials import find_runs, format_steps, format_trials
+from remem.experiments.trials import find_runs, format_steps, format_trials, format_variants, named_after
 from remem.experiments.variation import differences
 from remem.settings.codec import to_json
 from remem.settings.model import without_rehearsal
@@ -26,7 +26,7 @@ def write(results: Path, folder: str, run: Run, error: float, *, steps: int = 35
         "format": 1, "task": "babi", "method": Path(folder).name, "seed": run.seed, "code": {"commit": "abc"},
         "data": {"streams": {"train": 100}}, "model": {},
         "metrics": {"test": {"error": error, "failed_tasks": 2.0}},
-        "cost": {"steps": steps}, "config": to_json(run), **changes,
+        "cost": {"steps": steps, "train_seconds": 10.0}, "config": to_json(run), **changes,
     }  # fmt: skip
     path = results / folder / f"seed{run.seed}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,6 +70,24 @@ def test_a_record_from_before_a_setting_or_with_one_that_is_gone_is_read() -> No
     assert differences(RM, config) == {}
     config["model"]["machine"]["match"] = True
     assert differences(RM, config) == {"model.machine.match": True}
+    # what its preset has since switched on was off
+    now = replace(RM, model=replace(RM.model, reasoner=replace(RM.model.reasoner, slot_layers=2)))
+    assert differences(now, config) == {"model.machine.match": True, "model.reasoner.slot_layers": 0}
+
+
+def test_a_trial_stands_beside_the_preset_it_is_named_after(tmp_path: Path) -> None:
+    tests = {"metrics": {"test": {"mrr": 30.0}}}
+    rm, blind = PRESETS["narrativeqa/rm-no-rehearsal"], PRESETS["narrativeqa/blind"]
+    slower = replace(rm, train=replace(rm.train, learning_rate=1e-4))
+    write(tmp_path, "narrativeqa/rm-no-rehearsal", rm, 0.0, steps=400, metrics={"test": {"mrr": 31.0}})
+    write(tmp_path, "trials/narrativeqa/rm-no-rehearsal-slow", slower, 0.0, steps=400, **tests)
+    write(tmp_path, "trials/narrativeqa/blind-repeated", blind, 0.0, steps=400, **tests)
+    assert rows(format_variants(tmp_path, "narrativeqa")) == [
+        "| `trials/narrativeqa/blind-repeated` | nothing | 400 of 800 | 30.00 | – |",
+        "| `trials/narrativeqa/rm-no-rehearsal-slow` | learning_rate 0.0001 | 400 of 800 | 30.00 | 31.00 |",
+    ]
+    with pytest.raises(BadInput, match="'rms' of narrativeqa is named after no method"):
+        named_after("narrativeqa", "rms")
 
 
 def test_accuracy_after_equal_steps_has_each_run_by_itself_and_its_end(tmp_path: Path) -> None:

@@ -62,8 +62,9 @@ def _facts(task: Task, split: Split) -> dict[str, Any]:
         query = bucket.query
         items += (lengths[bucket.order] * bucket.segment_mask).sum(dim=1).tolist()
         counted = query.mask
-        if task.part_names == PARTS:  # a stream of a log counts once, by what is asked at its end
-            counted = counted & (counted.cumsum(dim=1) == counted.sum(dim=1, keepdim=True))
+        if task.part_names == PARTS:  # a stream of a log counts once, by what is asked first at its end
+            at_end = counted & (query.position == bucket.segment_mask.sum(dim=1, keepdim=True))
+            counted = at_end & (at_end.cumsum(dim=1) == 1)
         parts.update(query.part[counted].tolist())
         unseen += int((query.mask & (query.answer == UNSEEN_ANSWER)).sum())
     return {

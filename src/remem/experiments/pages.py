@@ -19,7 +19,7 @@ from remem.experiments.presets import PRESETS
 from remem.experiments.records import read_record, read_records
 from remem.experiments.sweeps import format_sweep, make_sweep, tabulate
 from remem.experiments.tables import Runs, format_lines, format_parts, format_table, make_parts, make_table, ordered
-from remem.experiments.trials import TRIALS, format_steps, format_trials
+from remem.experiments.trials import TRIALS, format_steps, format_trials, format_variants
 from remem.experiments.variation import leaves
 
 _BLOCK = re.compile(r"(<!-- (?P<mark>[^>]+?) -->\n)(?P<body>(?:(?!<!--).)*)(<!-- end -->)", flags=re.DOTALL)
@@ -100,6 +100,10 @@ def _facts(results: Path, words: list[str]) -> str:
 
 def _trials(results: Path, words: list[str]) -> str:
     return format_trials(results, words[0], parts=tuple(map(int, words[1:])) or None)
+
+
+def _variants(results: Path, words: list[str]) -> str:
+    return format_variants(results, words[0])
 
 
 def _equal_steps(results: Path, words: list[str]) -> str:
@@ -194,6 +198,7 @@ _MAKERS: dict[str, Callable[[Path, list[str]], str]] = {
     "error by task": _parts,
     "forgetting": _forgetting,
     "trials": _trials,
+    "variants": _variants,
     "equal steps": _equal_steps,
     "bench": _bench,
     "checks": _checks,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from remem.errors import BadInput
+from remem.experiments.paper import TABLE_METRICS
 from remem.experiments.presets import PRESETS, find_preset
 from remem.experiments.records import Record, read_record
 from remem.experiments.tables import cut_short, format_lines, spread
@@ -48,6 +49,34 @@ def format_trials(results: Path, task: str, *, parts: tuple[int, ...] | None = N
     if task == "babi" and parts is None:
         header.append("tasks above 5 %")
     return format_lines(header, [cells for *_, cells in sorted(rows, key=lambda row: row[:2])], "md", words=2)
+
+
+def format_variants(results: Path, task: str) -> str:
+    """A row for every trial of a task beside the preset it is named after: what it changed, and what both reached."""
+    metric = TABLE_METRICS[task][0]
+    rows = []
+    for folder, group in find_runs(results, task).items():
+        if not folder.startswith(TRIALS):
+            continue
+        method = named_after(task, Path(folder).name)
+        preset = [read_record(path) for path in sorted((results / task / method).glob("*.json"))]
+        changed = differences(PRESETS[f"{task}/{method}"], group[0]["config"])
+        changed = {name: value for name, value in changed.items() if not name.startswith("sampler_train.")}
+        values, own = ([r["metrics"]["test"][metric] for r in each] for each in (group, preset))
+        told = [", ".join(f"{value:.2f}" for value in each) or "–" for each in (values, own)]
+        rows.append([f"`{folder}`", _told(changed, 0, 0), _steps(group), *told])
+    header = ["run", "differs from the preset by", "steps", f"test {metric} (%)", "the preset's"]
+    return format_lines(header, rows, "md", words=2)
+
+
+def named_after(task: str, name: str) -> str:
+    """The method with the longest name that a trial's begins with."""
+    known = [m for preset in PRESETS for t, m in [preset.split("/")] if t == task and f"{name}-".startswith(f"{m}-")]
+    if not known:
+        raise BadInput(
+            f"The trial {name!r} of {task} is named after no method; begin its name with one of its presets."
+        )
+    return max(known, key=len)
 
 
 def _is_asked(folder: str, group: Group, parts: tuple[int, ...] | None) -> bool:

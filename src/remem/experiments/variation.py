@@ -9,6 +9,7 @@ from typing import Any
 
 from remem.errors import BadInput
 from remem.settings.codec import from_json, to_json
+from remem.settings.model import ModelSettings
 from remem.settings.run import Run
 
 MAX_LABEL = 80
@@ -44,12 +45,20 @@ def differences(preset: Run, config: dict[str, Any]) -> dict[str, Any]:
     that is gone since counts if it was switched on.
     """
     before, after = leaves(preset), _flatten(config)
+    unknown = before.keys() - after.keys()
+    if unknown:
+        after |= {name: value for name, value in _defaults(preset).items() if name in unknown}
     if before.get(_START) and after.get(_START):  # that it goes on from trained weights counts, not from which folder
         before[_START] = after[_START]
     # with a focus, what comes next is chosen at every validation
     neutral = _NEUTRAL - {"train.eval_every"} if after.get("train.focus") else _NEUTRAL
     differing = {name: value for name, value in after.items() if name not in neutral and value != before.get(name)}
     return {name: value for name, value in differing.items() if name in before or value}
+
+
+def _defaults(run: Run) -> dict[str, Any]:
+    """All fields of a run of the same kinds of parts, as they are where nobody sets them."""
+    return leaves(Run(task=type(run.task)(), model=ModelSettings(machine=type(run.model.machine)())))
 
 
 def name_variation(preset: Run, run: Run) -> Run:
