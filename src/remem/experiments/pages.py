@@ -15,6 +15,7 @@ from remem.experiments.ablations import find_ablation, make_rows
 from remem.experiments.describe import format_description
 from remem.experiments.describe import read as read_description
 from remem.experiments.forgetting import format_forgetting, make_forgetting
+from remem.experiments.paper import TABLE_METRICS
 from remem.experiments.presets import PRESETS
 from remem.experiments.records import read_record, read_records
 from remem.experiments.sweeps import format_sweep, make_sweep, tabulate
@@ -162,6 +163,31 @@ def _checks(results: Path, words: list[str]) -> str:
     return format_lines(header, rows, "md", words=2)
 
 
+def _best_of_each_kind(results: Path, words: list[str]) -> str:
+    """For each task `rm` beside its best rivals by mean: with a memory, reading the stream again, seeing none of it."""
+    rows = []
+    for task in words:
+        metric = TABLE_METRICS[task][0]
+        means: dict[str, dict[str, float]] = {"memory": {}, "reads": {}, "own": {}}
+        for row in make_table(task, read_records(results, task))["rows"]:
+            mean, method = row["metrics"][metric]["mean"], row["method"]
+            if mean is not None:
+                kind = (
+                    "own"
+                    if method.startswith("rm") or method == "blind"
+                    else "memory"
+                    if row["state_floats"]
+                    else "reads"
+                )
+                means[kind][method] = mean
+        best = [max(means[kind].items(), key=lambda item: item[1], default=("–", 0.0)) for kind in ("memory", "reads")]
+        own = (means["own"].get(method) for method in ("rm", "rm-no-rehearsal", "blind"))
+        rows.append([task, metric, *("–" if value is None else f"{value:.2f}" for value in own),
+                     *(f"{value:.2f} ({method})" for method, value in best)])  # fmt: skip
+    header = ["task", "metric", "rm", "rm-no-rehearsal", "blind", "best other memory", "best that reads again"]
+    return format_lines(header, rows, "md", words=2)
+
+
 def _models(results: Path, words: list[str]) -> str:
     header = [
         "model",
@@ -199,6 +225,7 @@ _MAKERS: dict[str, Callable[[Path, list[str]], str]] = {
     "forgetting": _forgetting,
     "trials": _trials,
     "variants": _variants,
+    "best of each kind": _best_of_each_kind,
     "equal steps": _equal_steps,
     "bench": _bench,
     "checks": _checks,

@@ -159,7 +159,8 @@ def _metric_columns(metric: str, values: list[dict[str, Any]], style: str) -> tu
         [_mean_and_spread(value), _number(value["best"]), _quoted(paper)]
         for value, paper in zip(values, papers, strict=True)
     ]
-    return [metric, "best", "paper"], cells
+    shown = 3 if any(value["paper"] for value in values) else 2  # stand-ins have none
+    return [metric, "best", "paper"][:shown], [line[:shown] for line in cells]
 
 
 def _quoted(paper: dict[str, Any]) -> str:
