@@ -86,7 +86,8 @@ class TorchNetwork(ABC):
         """Streams folded side by side, and answered from so."""
         states = {fold: self._recent.get(fold) for fold in dict.fromkeys(ask.fold for ask in asks)}
         missing = [fold for fold, state in states.items() if state is None]
-        for fold, folded in zip(missing, self._folded(missing), strict=True):
+        # what is thrown away after the answer need not have the bits of what is kept, so one may go alone
+        for fold, folded in zip(missing, self._folded(missing, least=1), strict=True):
             states[fold] = folded
             if fold.segments and folded is not None:
                 self._recent.keep(fold, folded, _size_of(fold, folded))
@@ -100,10 +101,11 @@ class TorchNetwork(ABC):
                 results[place] = answer
         return results
 
-    def _folded(self, folds: Sequence[Fold]) -> list[State | None]:
+    def _folded(self, folds: Sequence[Fold], least: int | None = None) -> list[State | None]:
         """Each stream's state, None where it is not finite; on one thread, without a trace for gradients."""
         use_one_thread()
-        least, most = self.rows
+        fewest, most = self.rows
+        least = least or fewest
         states = [unpack_state(fold.memory, self._empty) for fold in folds]
         pieces = [[piece for segment in fold.segments for piece in self._pieces(segment)] for fold in folds]
         with torch.no_grad():
