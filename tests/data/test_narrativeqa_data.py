@@ -131,9 +131,53 @@ def test_stand_ins_change_places_alike_in_summary_question_and_candidates(dumps:
     assert changed > 20
 
 
+def test_a_gap_asks_for_a_rare_word_of_the_sentence_it_was_left_out_of(dumps: Summaries) -> None:
+    documents = dumps.numbers("test")
+    codec = dumps.build_codec(documents[:1], segment_len=20, least=3, stand_ins=500)
+    known = len(codec.words)
+    plain = as_split(dumps, documents, codec, truncate=False)
+    split = as_split(dumps, documents, codec, truncate=False, with_gaps=documents[:2], gaps=3)
+    assert len(split) == len(plain) + 2
+    assert plain.num_questions + 4 <= split.num_questions <= plain.num_questions + 6
+    batch = split.batch(0, torch.arange(len(split)))
+    assert torch.equal(
+        batch.query.answer[:6], plain.batch(0, torch.arange(6)).query.answer
+    )  # real ones stay as they are
+    assert batch.query.candidates is not None
+    asked = []
+    for row in (6, 7):
+        assert int(batch.ids[row]) == documents[row - 6]
+        for q in range(int(batch.query.mask[row].sum())):
+            words = batch.query.tokens[row, q][batch.query.token_mask[row, q]].tolist()
+            answer = int(batch.query.candidates.tokens[row, int(batch.query.answer[row, q]), 0])
+            sentence = batch.stream.items[batch.stream.order[row, int(batch.query.evidence[row, q])]].tolist()
+            assert answer >= known
+            assert words.count(0) == 1
+            assert answer not in words
+            assert answer in sentence
+            left = iter(sentence)
+            assert all(word in left for word in words if word)  # in their order
+            asked.append((row, answer))
+    assert len(set(asked)) == len(asked)  # no candidate twice
+    again = as_split(dumps, documents, codec, truncate=False, with_gaps=documents[:2], gaps=3)
+    assert again.fingerprint() == split.fingerprint() != plain.fingerprint()
+
+
+def test_gaps_are_for_training_alone(dumps: Summaries, tmp_path: Path) -> None:
+    plain = NarrativeQATask(data=tmp_path / "data", folds=2, stand_ins=500, least_count=99)
+    task, with_gaps = narrativeqa_task(plain), narrativeqa_task(replace(plain, gaps=5))
+    assert len(with_gaps.load("train")) == 2 * len(task.load("train"))
+    for split in ("valid", "test"):
+        assert with_gaps.load(split).fingerprint() == task.load(split).fingerprint()
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
-    [({"stand_ins": -1}, "-1 stand-ins"), ({"exchanges": 4}, "no stand-ins that could change places")],
+    [
+        ({"gaps": -2}, "-2 gaps"),
+        ({"stand_ins": -1}, "-1 stand-ins"),
+        ({"exchanges": 4}, "no stand-ins that could change places"),
+    ],
 )
 def test_strange_stand_ins_are_refused(
     dumps: Summaries, tmp_path: Path, changes: dict[str, int], complaint: str

@@ -17,6 +17,7 @@ from torch import Tensor
 from remem.data.batch import Candidates, QueryBatch
 from remem.data.codec import UNKNOWN_WORD, PassageCodec, cut
 from remem.data.dataset import Bucket, Exchange, Split
+from remem.data.gaps import GapMaker
 from remem.data.narrativeqa_files import SPLITS, UNKNOWN_EVIDENCE
 from remem.data.padding import groups_by_length, pad_rows
 from remem.data.prepared import Prepared
@@ -26,6 +27,7 @@ from remem.data.words import sentences, vocabulary
 from remem.errors import BadInput
 
 _BUCKET_LENGTHS = (24, 32, 40, 48, 64, 96, 192)
+_LONGEST_WITH_GAPS = 96  # segments; a fairy tale of hundreds would take the time of ten summaries
 HOW = "remem data import PATH --task narrativeqa"
 Segments = list[tuple[int, int]]  # first word and length, in the row of all words
 
@@ -93,20 +95,41 @@ def folds(documents: Sequence[int], count: int, fold: int) -> tuple[list[int], l
     )
 
 
-def as_split(data: Summaries, documents: Sequence[int], codec: PassageCodec, *, truncate: bool) -> Split:
-    """Documents to tensors, in buckets of similar length."""
+def as_split(
+    data: Summaries,
+    documents: Sequence[int],
+    codec: PassageCodec,
+    *,
+    truncate: bool,
+    with_gaps: Sequence[int] = (),
+    gaps: int = 0,
+) -> Split:
+    """Documents to tensors, in buckets of similar length.
+
+    Args:
+        with_gaps: documents that are streams once more, with questions of their own making.
+        gaps: how many of these questions each has at most.
+    """
     if not documents:
         raise BadInput("There is no summary to read in this split; import the files that hold it.")
     values = torch.tensor(codec.encode_words(data.words), dtype=torch.int32)[data.tokens.long()]
+    questions = [data.questions_of.get(number, []) for number in documents]
     rows = [data.segments(number, codec.segment_len, truncate=truncate) for number in documents]
+    if gaps:
+        maker = GapMaker(values, len(codec.words))
+        for number in with_gaps:
+            segments = data.segments(number, codec.segment_len, truncate=truncate)
+            made = maker.questions(number, segments, gaps) if len(segments) <= _LONGEST_WITH_GAPS else []
+            if made:
+                documents, questions, rows = [*documents, number], [*questions, made], [*rows, segments]
+        values = maker.values
     starts = torch.tensor([first for row in rows for first, _ in row])
     lengths = torch.tensor([length for row in rows for _, length in row])
     firsts = np.cumsum([0, *map(len, rows)])
     buckets = []
     for group in groups_by_length([len(row) for row in rows], _BUCKET_LENGTHS):
         order, segment_mask = pad_rows([range(firsts[i], firsts[i + 1]) for i in group])
-        asked = [data.questions_of.get(documents[i], []) for i in group]
-        query = _questions(values, [rows[i] for i in group], asked)
+        query = _questions(values, [rows[i] for i in group], [questions[i] for i in group])
         buckets.append(Bucket(order, segment_mask, query, torch.tensor([documents[i] for i in group])))
     return Split(Windows(values, starts, lengths), None, tuple(buckets), repeats=False)
 

@@ -92,6 +92,9 @@ class NarrativeQATask:
     exchanges: int = 0
     """Ours: orders in which the stand-ins change places whenever a summary is trained on, so that no name is learned by
     heart; 0 leaves them as they are."""
+    gaps: int = 0
+    """Ours: questions that each training summary and each unlabelled text asks by itself, at most: which stand-in was
+    left out of one of its sentences? They are streams of their own beside those with questions; 0 asks none."""
 
     @property
     def folder(self) -> Path:

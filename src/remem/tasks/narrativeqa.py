@@ -26,8 +26,11 @@ def narrativeqa_task(settings: NarrativeQATask, codec: PassageCodec | None = Non
     def documents(split: str) -> list[int]:
         return documents_of(data(), settings, split)
 
-    if settings.stand_ins < 0 or settings.exchanges < 0:
-        raise BadInput(f"{settings.stand_ins} stand-ins in {settings.exchanges} orders can't be; give 0 or more.")
+    if settings.stand_ins < 0 or settings.exchanges < 0 or settings.gaps < 0:
+        raise BadInput(
+            f"{settings.stand_ins} stand-ins in {settings.exchanges} orders with {settings.gaps} gaps can't be; "
+            "give 0 or more of each."
+        )
     if settings.exchanges and not settings.stand_ins:
         raise BadInput(
             "There are no stand-ins that could change places; give --task.stand-ins, or no --task.exchanges."
@@ -42,7 +45,10 @@ def narrativeqa_task(settings: NarrativeQATask, codec: PassageCodec | None = Non
     own = codec
 
     def load(split: str) -> Split:
-        loaded = as_split(data(), documents(split), own, truncate=settings.truncate)
+        texts = [*documents("train"), *documents("unlabelled")] if split == "train" else []
+        loaded = as_split(
+            data(), documents(split), own, truncate=settings.truncate, with_gaps=texts, gaps=settings.gaps
+        )
         if split not in ("train", "unlabelled") or not own.stand_ins or not settings.exchanges:
             return loaded
         return replace(loaded, exchange=exchange_stand_ins(own, settings.exchanges))
