@@ -176,7 +176,8 @@ def test_gaps_are_for_training_alone(dumps: Summaries, tmp_path: Path) -> None:
     [
         ({"gaps": -2}, "-2 gaps"),
         ({"stand_ins": -1}, "-1 stand-ins"),
-        ({"exchanges": 4}, "no stand-ins that could change places"),
+        ({"exchanges": 4}, "no stand-ins that could"),
+        ({"gaps": 4}, "no stand-ins that could"),
     ],
 )
 def test_strange_stand_ins_are_refused(

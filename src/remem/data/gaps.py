@@ -15,7 +15,7 @@ from torch import Tensor
 from remem.data.random import StableRandom
 
 UNKNOWN = 0  # stands in the gap
-_KEPT = 0.6  # of a sentence's other words
+_KEPT = 6  # of ten of a sentence's other words
 _FEWEST = 2  # candidates; a single one would be no choice
 
 Segments = Sequence[tuple[int, int]]
@@ -36,28 +36,27 @@ class GapMaker:
 
     def questions(self, number: int, segments: Segments, most: int) -> list[Question]:
         """At most so many questions about a text, each about another rare word; their answers are the candidates."""
-        random = StableRandom("gaps", number)
-        places: dict[int, list[tuple[int, int, int]]] = {}
-        for first, length in segments:
-            for place in range(first, first + length):
-                code = int(self._values[place])
+        random, begin = StableRandom("gaps", number), segments[0][0]
+        sentences = [(first, self._values[first : first + length].tolist()) for first, length in segments]
+        places: dict[int, list[tuple[int, int]]] = {}
+        for turn, (_, words) in enumerate(sentences):
+            for place, code in enumerate(words):
                 if code >= self._first_rare:
-                    places.setdefault(code, []).append((first, length, place))
-        rare = sorted(places)
+                    places.setdefault(code, []).append((turn, place))
+        rare, asked = sorted(places), []
         if len(rare) < _FEWEST:
             return []
-        begin, asked = segments[0][0], []
-        for turn in random.permutation(len(rare))[:most].tolist():
-            code = rare[turn]
-            first, length, gap = places[code][int(random.integers(len(places[code]), 1)[0])]
-            kept = (random.words(length) >> 11).astype(float) / 2**53 < _KEPT
-            words = [
-                UNKNOWN if place == gap else int(self._values[place])
-                for place in range(first, first + length)
-                if place == gap or (kept[place - first] and int(self._values[place]) != code)
+        for code in (rare[i] for i in random.permutation(len(rare))[:most].tolist()):
+            turn, gap = places[code][int(random.integers(len(places[code]), 1)[0])]
+            first, words = sentences[turn]
+            kept = random.integers(10, len(words)) < _KEPT
+            left = [
+                UNKNOWN if place == gap else word
+                for place, word in enumerate(words)
+                if place == gap or (kept[place] and word != code)
             ]
             start = len(self._values) + len(self._more)
-            self._more += [*words, code]
-            end = start + len(words)
+            end = start + len(left)
+            self._more += [*left, code]
             asked.append([start, end, end, end + 1, end, end + 1, first - begin])
         return asked

@@ -113,7 +113,7 @@ def as_split(
     if not documents:
         raise BadInput("There is no summary to read in this split; import the files that hold it.")
     values = torch.tensor(codec.encode_words(data.words), dtype=torch.int32)[data.tokens.long()]
-    questions = [data.questions_of.get(number, []) for number in documents]
+    documents, questions = list(documents), [data.questions_of.get(number, []) for number in documents]
     rows = [data.segments(number, codec.segment_len, truncate=truncate) for number in documents]
     if gaps:
         maker = GapMaker(values, len(codec.words))
@@ -121,7 +121,9 @@ def as_split(
             segments = data.segments(number, codec.segment_len, truncate=truncate)
             made = maker.questions(number, segments, gaps) if len(segments) <= _LONGEST_WITH_GAPS else []
             if made:
-                documents, questions, rows = [*documents, number], [*questions, made], [*rows, segments]
+                documents.append(number)
+                questions.append(made)
+                rows.append(segments)
         values = maker.values
     starts = torch.tensor([first for row in rows for first, _ in row])
     lengths = torch.tensor([length for row in rows for _, length in row])

@@ -168,22 +168,15 @@ def _best_of_each_kind(results: Path, words: list[str]) -> str:
     rows = []
     for task in words:
         metric = TABLE_METRICS[task][0]
-        means: dict[str, dict[str, float]] = {"memory": {}, "reads": {}, "own": {}}
-        for row in make_table(task, read_records(results, task))["rows"]:
-            mean, method = row["metrics"][metric]["mean"], row["method"]
-            if mean is not None:
-                kind = (
-                    "own"
-                    if method.startswith("rm") or method == "blind"
-                    else "memory"
-                    if row["state_floats"]
-                    else "reads"
-                )
-                means[kind][method] = mean
-        best = [max(means[kind].items(), key=lambda item: item[1], default=("–", 0.0)) for kind in ("memory", "reads")]
-        own = (means["own"].get(method) for method in ("rm", "rm-no-rehearsal", "blind"))
-        rows.append([task, metric, *("–" if value is None else f"{value:.2f}" for value in own),
-                     *(f"{value:.2f} ({method})" for method, value in best)])  # fmt: skip
+        made = {row["method"]: row for row in make_table(task, read_records(results, task))["rows"]}
+        means = {method: row["metrics"][metric]["mean"] for method, row in made.items() if row["metrics"][metric]["n"]}
+        rivals = [method for method in means if not method.startswith("rm") and method != "blind"]
+        best = [
+            max((method for method in rivals if bool(made[method]["state_floats"]) == keeps), key=lambda m: means[m])
+            for keeps in (True, False)
+        ]
+        own = (f"{means[method]:.2f}" if method in means else "–" for method in ("rm", "rm-no-rehearsal", "blind"))
+        rows.append([task, metric, *own, *(f"{means[method]:.2f} ({method})" for method in best)])
     header = ["task", "metric", "rm", "rm-no-rehearsal", "blind", "best other memory", "best that reads again"]
     return format_lines(header, rows, "md", words=2)
 

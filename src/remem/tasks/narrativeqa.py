@@ -31,9 +31,10 @@ def narrativeqa_task(settings: NarrativeQATask, codec: PassageCodec | None = Non
             f"{settings.stand_ins} stand-ins in {settings.exchanges} orders with {settings.gaps} gaps can't be; "
             "give 0 or more of each."
         )
-    if settings.exchanges and not settings.stand_ins:
+    if (settings.exchanges or settings.gaps) and not settings.stand_ins:
         raise BadInput(
-            "There are no stand-ins that could change places; give --task.stand-ins, or no --task.exchanges."
+            "There are no stand-ins that could change places or be left out; give --task.stand-ins, or neither "
+            "--task.exchanges nor --task.gaps."
         )
     if codec is None:
         train = documents("train")
