@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,40 @@ def test_the_default_is_for_streams_that_are_made_from_now_on(place: Place, cloc
         assert_refused("stream_exists", lambda: engine.create("own", ttl=60))
         clock.now += 100
         assert engine.list().streams == ["old", "own"]
+
+
+def test_a_streams_life_can_be_made_longer_shorter_and_endless(place: Place, clock: Clock) -> None:
+    with MemoryEngine.open(place.open(), HashChain(), clock=clock, sweep_seconds=3600) as engine:
+        engine.create("s", ttl=10, retention="all")
+        engine.append("s", ["a", "b", "c", "d", "e"], seq=0)
+        engine.settle()
+        before = engine.inspect("s")
+        engine.set_ttl("s", 100)
+        engine.set_ttl("s", 100)
+        after = engine.inspect("s")
+        assert (after.ttl, after.expires) == (100, before.updated + 100)  # from the last append on, not from now
+        assert replace(after, ttl=before.ttl, expires=before.expires) == before
+        clock.now += 50
+        assert engine.query("s", "?").answer == folded(["a", "b", "c", "d", "e"])
+        engine.append("s", ["f"], seq=5)
+        assert engine.inspect("s").ttl == 100
+        assert_refused("stream_exists", lambda: engine.create("s", ttl=10))
+    with MemoryEngine.open(place.open(), HashChain(), clock=clock, sweep_seconds=3600) as engine:
+        clock.now += 99
+        assert engine.inspect("s").ttl == 100
+        engine.set_ttl("s", None)
+        clock.now += 10_000
+        assert engine.inspect("s").expires is None
+        assert engine.sweep() == 0
+        engine.append("s", ["g"], seq=6)
+        clock.now += 7
+        assert_refused("invalid_value", lambda: engine.set_ttl("s", 0))
+        engine.set_ttl("s", 5)  # its time was up two seconds ago
+        assert_refused("expired", lambda: engine.query("s", "?"))
+        assert_refused("expired", lambda: engine.set_ttl("s", 100))  # nobody is called back to life
+        assert engine.sweep() == 1
+        assert_refused("unknown_stream", lambda: engine.set_ttl("s", 100))
+        assert engine.verify().clean
 
 
 def test_a_sweep_takes_out_the_expired_and_nothing_else(engine: MemoryEngine, clock: Clock) -> None:

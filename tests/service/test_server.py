@@ -135,7 +135,7 @@ def test_there_are_routes_to_guard() -> None:
 
 @pytest.mark.parametrize(("method", "path"), GUARDED, ids=lambda value: value)
 def test_every_route_refuses_missing_foreign_and_underscoped_tokens(server: Server, method: str, path: str) -> None:
-    body = {} if method in ("POST", "PUT") else None
+    body = {} if method in ("POST", "PUT", "PATCH") else None
     for token in ("", "remem_" + "A" * 43, server.token[:-1], server.token + "x", "é", "a b"):
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         reply = server.request(method, path, body, token="", headers=headers)
@@ -152,6 +152,7 @@ def test_every_route_refuses_missing_foreign_and_underscoped_tokens(server: Serv
 
 SCOPE_OF = {
     ("PUT", "/v1/streams/some"): "append",
+    ("PATCH", "/v1/streams/some"): "delete",
     ("POST", "/v1/streams/some/events"): "append",
     ("POST", "/v1/streams/some/flush"): "append",
     ("POST", "/v1/streams/some/snapshot"): "append",

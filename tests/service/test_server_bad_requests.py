@@ -91,6 +91,7 @@ def bodies() -> Iterator[tuple[str, str, Any]]:
         yield "", "PUT", {"retention": retention}
     for ttl in (0, -1, "10", True, [], 1e12, {}):
         yield "", "PUT", {"ttl": ttl}
+        yield "", "PATCH", {"ttl": ttl}
     for name in ("", "a/b", "..", "x" * 257, 1, None, True, [], "a b", "\u202e", "\x00"):
         yield "snapshot", "POST", {"name": name}
         yield "restore", "POST", {"name": name}

@@ -75,6 +75,30 @@ def test_a_stream_expires_over_http(server: Server, client: Client) -> None:
     assert stream.query("?").answer == folded(["x"])
 
 
+def test_a_streams_life_is_set_over_http(server: Server, client: Client) -> None:
+    client.create("life", ttl=600)
+    stream = client.stream("life")
+    stream.append(["a"])
+    for ttl in (60.0, None, 6000.0):
+        stream.set_ttl(ttl)
+        assert client.inspect("life").ttl == ttl
+    assert server.request("PATCH", "/v1/streams/life", {"ttl": 7}).json == {"ttl": 7}
+    assert (
+        server.request("PATCH", "/v1/streams/life", {}).json["code"] == "schema"
+    )  # null is for ever, nothing is a slip
+    with pytest.raises(UnknownStream):
+        client.set_ttl("nobody", 5)
+    assert server.request("PATCH", "/v1/streams/life", {"ttl": 5}, token=server.scoped["append"]).status == 403
+
+    async def elsewhere() -> None:
+        async with AsyncClient(server.url, token=server.token) as other:
+            await other.stream("life").set_ttl(0.01)
+
+    asyncio.run(elsewhere())
+    with pytest.raises(Expired):
+        stream.query("?")
+
+
 def test_a_key_gives_the_first_reply_again_or_is_refused(server: Server) -> None:
     def send(key: str, body: Any, verb: str = "events") -> Any:
         return server.request("POST", f"/v1/streams/keyed/{verb}", body, headers={"Idempotency-Key": key})

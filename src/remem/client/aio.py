@@ -111,6 +111,10 @@ class AsyncClient:
         """Make a stream without events, for `ttl` seconds after its last one; False if it was there."""
         return await self._run(calls.create(stream, retention, ttl))
 
+    async def set_ttl(self, stream: str, ttl: float | None) -> None:
+        """How many seconds a stream lives after its last event, None for ever; may end it at once."""
+        await self._run(calls.set_ttl(stream, ttl))
+
     async def inspect(self, stream: str) -> Inspected:
         """Where a stream is, how it fares, what it takes; never what it holds."""
         return await self._run(calls.inspect(stream))
@@ -237,6 +241,10 @@ class AsyncStream:
     async def create(self, *, retention: Literal["tail", "all"] | None = None, ttl: float | None = None) -> bool:
         """Make the stream without events, for `ttl` seconds after its last one; False if it was there."""
         return await self._client.create(self.name, retention=retention, ttl=ttl)
+
+    async def set_ttl(self, ttl: float | None) -> None:
+        """How many seconds the stream lives after its last event, None for ever; may end it at once."""
+        await self._client.set_ttl(self.name, ttl)
 
     async def inspect(self) -> Inspected:
         """Where the stream is, how it fares, what it takes; never what it holds."""

@@ -103,6 +103,11 @@ def create(stream: str, retention: str | None, ttl: float | None) -> Call[bool]:
     return Call("PUT", _path(stream), lambda reply: reply["created"], {"retention": retention, "ttl": ttl})
 
 
+def set_ttl(stream: str, ttl: float | None) -> Call[None]:
+    """Let a stream live longer, or less long."""
+    return Call("PATCH", _path(stream), lambda _: None, {"ttl": ttl})
+
+
 def inspect(stream: str) -> Call[Inspected]:
     """Look at a stream."""
     return Call("GET", _path(stream), _of(Inspected))

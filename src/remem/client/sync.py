@@ -110,6 +110,10 @@ class Client:
         """Make a stream without events, for `ttl` seconds after its last one; False if it was there."""
         return self._run(calls.create(stream, retention, ttl))
 
+    def set_ttl(self, stream: str, ttl: float | None) -> None:
+        """How many seconds a stream lives after its last event, None for ever; may end it at once."""
+        self._run(calls.set_ttl(stream, ttl))
+
     def inspect(self, stream: str) -> Inspected:
         """Where a stream is, how it fares, what it takes; never what it holds."""
         return self._run(calls.inspect(stream))
@@ -236,6 +240,10 @@ class Stream:
     def create(self, *, retention: Literal["tail", "all"] | None = None, ttl: float | None = None) -> bool:
         """Make the stream without events, for `ttl` seconds after its last one; False if it was there."""
         return self._client.create(self.name, retention=retention, ttl=ttl)
+
+    def set_ttl(self, ttl: float | None) -> None:
+        """How many seconds the stream lives after its last event, None for ever; may end it at once."""
+        self._client.set_ttl(self.name, ttl)
 
     def inspect(self) -> Inspected:
         """Where the stream is, how it fares, what it takes; never what it holds."""

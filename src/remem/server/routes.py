@@ -81,6 +81,13 @@ def add_stream_routes(app: FastAPI, service: Service) -> dict[str, Hot]:
         )
         return JSONResponse({"created": made})
 
+    @app.patch("/v1/streams/{stream}", **about("delete", schemas.LifeForm, schemas.LifeForm))
+    async def set_ttl(request: Request, stream: StreamName) -> Response:
+        """Let a stream live longer, or less long, which may end it at once."""
+        asked, tenant = await form(request, schemas.LifeForm), tenant_of(request)
+        await lanes.run("append", request.scope[DEADLINE], lambda: engine.set_ttl(stream, asked.ttl, tenant=tenant))
+        return JSONResponse({"ttl": asked.ttl})
+
     async def store_events(request: Request, stream: str, events: list[Any], seq: int | None) -> Appended:
         deadline = request.scope[DEADLINE]
         key = key_of(request) if seq is None else None

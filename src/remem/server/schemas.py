@@ -72,6 +72,12 @@ class CreateForm(Form):
     ttl: Annotated[float, Field(gt=0, le=100 * 366 * 86_400)] | None = None
 
 
+class LifeForm(Form):
+    """How many seconds a stream lives after its last event; null for ever."""
+
+    ttl: Annotated[float, Field(gt=0, le=100 * 366 * 86_400)] | None
+
+
 class FlushForm(Form):
     """The number of the mark that ends the segment."""
 

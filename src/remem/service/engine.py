@@ -147,6 +147,14 @@ class MemoryEngine(StreamKeeper):
         self._update(key, plan)
         return made
 
+    def set_ttl(self, stream: str, ttl: float | None, *, tenant: str = DEFAULT_TENANT) -> None:
+        """How many seconds a stream lives after its last append, whatever it was made with; None for ever.
+
+        Counted from the last append, not from now: a ttl shorter than that is ago ends the stream at once.
+        """
+        key = stream_key(stream, tenant)
+        self._update(key, ledger.living_for(key, checked_ttl(ttl), self._clock()))
+
     def append(
         self,
         stream: str,

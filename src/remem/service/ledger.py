@@ -170,6 +170,18 @@ def creating(key: StreamKey, birth: Birth, now: float) -> Plan:
     return plan
 
 
+def living_for(key: StreamKey, ttl: float, now: float) -> Plan:
+    """Set how many seconds a stream lives after its last append, 0 for ever; its time may be up at once."""
+
+    def plan(row: Row | None) -> Change | None:
+        if row is None:
+            raise UnknownStream(f"There is no stream {key.stream!r} to set a ttl of.", stream=key.stream)
+        require_living(row, now)
+        return None if row.ttl == ttl else Change(row=replace(row, ttl=ttl).sealed())
+
+    return plan
+
+
 def remembering(start: Row, call: KeyedCall, now: float) -> Plan:
     """Note that a call was made that leaves the stream as it is."""
 
