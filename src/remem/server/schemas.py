@@ -11,6 +11,7 @@ from remem.service.limits import LAST_SEQ, NAME
 NAME_PATTERN = f"^{NAME.pattern}$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=256, examples=["user-42"])]
 Seq = Annotated[int, Field(ge=0, le=LAST_SEQ)]
+Seconds = Annotated[float, Field(gt=0, le=100 * 366 * 86_400)]
 Candidate = Annotated[str, Field(min_length=1)] | int
 Item = Annotated[str, Field(min_length=1)] | int | Annotated[list[float], Field(min_length=1)]
 
@@ -69,13 +70,13 @@ class CreateForm(Form):
     """How a stream shall keep its events, and how many seconds it lives after the last of them."""
 
     retention: Literal["tail", "all"] | None = None
-    ttl: Annotated[float, Field(gt=0, le=100 * 366 * 86_400)] | None = None
+    ttl: Seconds | None = None
 
 
 class LifeForm(Form):
     """How many seconds a stream lives after its last event; null for ever."""
 
-    ttl: Annotated[float, Field(gt=0, le=100 * 366 * 86_400)] | None
+    ttl: Seconds | None
 
 
 class FlushForm(Form):
