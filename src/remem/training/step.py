@@ -124,7 +124,6 @@ class GraphedStep:
             for _ in range(1 if self.graphs else WARM_UP_RUNS):
                 self._update(bucket, static_rows)
         torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.empty_cache()  # what the runs just made took is not held beside what the graph will hold
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
             logs = self._update(bucket, static_rows)
