@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remem.data.batch import WHOLE, Candidates, QueryBatch, StreamBatch
-from remem.data.dataset import Bucket, Split, epoch_batches, evaluation_batches, some_questions, training_batches
+from remem.data.dataset import (
+    NO_STREAM,
+    Bucket,
+    Split,
+    epoch_batches,
+    evaluation_batches,
+    some_questions,
+    training_batches,
+)
 from remem.data.synthetic import synthetic_split
 from remem.errors import BadInput
 from remem.settings.tasks import SyntheticTask
@@ -259,6 +267,17 @@ def test_a_batch_size_of_one_is_named_as_the_reason_for_no_batch() -> None:
 def test_evaluation_sees_each_stream_once_and_in_order(sizes: list[int], batch_size: int) -> None:
     ids = [number for batch in evaluation_batches(plain_split(sizes), batch_size) for number in batch.ids.tolist()]
     assert ids == list(range(sum(sizes)))
+
+
+@QUICK
+@given(SIZES, st.integers(1, 9))
+def test_filled_batches_hold_each_stream_once_and_nothing_else_that_asks(sizes: list[int], batch_size: int) -> None:
+    split = plain_split(sizes)
+    batches = list(evaluation_batches(split, batch_size, fill=True))
+    assert {len(batch.ids) for batch in batches} <= {batch_size}
+    assert [n for batch in batches for n in batch.ids.tolist() if n != NO_STREAM] == list(range(sum(sizes)))
+    assert not any(batch.query.mask[batch.ids == NO_STREAM].any() for batch in batches)
+    assert sum(int(batch.query.mask.sum()) for batch in batches) == split.num_questions
 
 
 def test_evaluation_holds_all_streams_and_questions() -> None:

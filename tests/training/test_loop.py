@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from remem.build import build_model
-from remem.bundle import load_tensors, weights_of
+from remem.bundle import load_tensors, save_tensors, weights_of
 from remem.errors import BadInput
 from remem.settings.run import Run, TrainSettings
 from remem.tasks.load import load_task
@@ -161,6 +161,33 @@ def test_a_run_that_is_out_of_time_ends_with_its_test_and_record(tiny_run: Run, 
     assert [validation["step"] for validation in record["history"]] == [2]
     assert record["metrics"]["test"]
     assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_a_run_stopped_before_its_test_makes_no_more_steps_when_it_is_resumed(tiny_run: Run, tmp_path: Path) -> None:
+    run = replace(tiny_run, train=replace(tiny_run.train, steps=1000, eval_every=500, max_seconds=1e-9))
+    _, whole = Trainer(run, tmp_path / "run", device=CPU, quiet=True).train()
+    (tmp_path / "run" / "record.json").unlink()
+    _, again = Trainer(run, tmp_path / "run", device=CPU, quiet=True).train(resume=True)
+    for part in ("history", "metrics", "device", "versions"):
+        assert again[part] == whole[part]
+    assert again["cost"]["steps"] == whole["cost"]["steps"] == 2
+    assert again["model"]["fingerprint"] == whole["model"]["fingerprint"]
+    assert "tested_on" not in again
+    longer = replace(run, train=replace(run.train, steps=4, max_seconds=0.0))
+    _, further = Trainer(longer, tmp_path / "run", device=CPU, quiet=True).train(resume=True)
+    assert further["cost"]["steps"] == 4
+
+
+def test_a_record_says_where_it_was_trained_and_where_it_was_tested(tiny_run: Run, tmp_path: Path) -> None:
+    run = replace(tiny_run, train=replace(tiny_run.train, steps=1000, eval_every=500, max_seconds=1e-9))
+    _, whole = Trainer(run, tmp_path / "run", device=CPU, quiet=True).train()
+    tensors, info = load_tensors(tmp_path / "run" / "checkpoint.safetensors", "made_on")
+    info["made_on"] = {"device": "another", "versions": {"torch": "1.0"}, "peak_memory_mb": 7}
+    save_tensors(tmp_path / "run" / "checkpoint.safetensors", tensors, info)
+    _, record = Trainer(run, tmp_path / "run", device=CPU, quiet=True).train(resume=True)
+    assert (record["device"], record["versions"], record["cost"]["peak_memory_mb"]) == ("another", {"torch": "1.0"}, 7)
+    assert record["tested_on"]["device"] == whole["device"]
+    assert record["tested_on"]["versions"] == whole["versions"]
 
 
 def test_early_stopping_waits_for_its_patience(tiny_run: Run) -> None:

@@ -13,6 +13,7 @@ from remem.build import build_model
 from remem.data.batch import QueryBatch
 from remem.data.codec import ClickCodec
 from remem.data.dataset import Bucket, Split
+from remem.ops.paths import fast
 from remem.settings.baselines import (
     BlindSettings,
     CaserSettings,
@@ -22,7 +23,7 @@ from remem.settings.baselines import (
     RUMSettings,
 )
 from remem.settings.model import ModelSettings, without_rehearsal
-from remem.training.query_cost import _recurrent_flops, last_question, query_cost
+from remem.training.query_cost import TIMED_RUNS, _measure, _recurrent_flops, last_question, query_cost
 
 N, DIM = 5, 8
 CODEC = ClickCodec(segment_len=N, num_items=30)
@@ -55,6 +56,17 @@ def test_the_question_is_the_last_real_one_of_the_longest_stream() -> None:
     assert batch.ids.tolist() == [1]
     assert batch.query.tokens.tolist() == [[[4]]]
     assert batch.query.position.tolist() == [[6]]
+
+
+def test_products_are_counted_where_no_kernel_hides_them_and_timed_where_it_is_fast() -> None:
+    ways, weight = [], torch.zeros(3, 4)
+
+    def answer() -> torch.Tensor:
+        ways.append(fast())
+        return weight @ torch.zeros(4, 5)
+
+    assert _measure(answer, 0, torch.device("cpu")).flops == 2 * 3 * 4 * 5
+    assert ways == [False] + TIMED_RUNS * [True]
 
 
 def test_a_memory_answers_at_one_price_whatever_was_read() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -60,6 +61,8 @@ class WordByWord(nn.Module):
     def __init__(self, cell: Cell) -> None:
         super().__init__()
         self.cell = cell
+        self.compiled = False
+        self.stance: str | None = None  # of the compiler, for the step alone; none leaves it as it is
 
     def initial_state(self, batch_size: int) -> State:
         """The memory of streams of which nothing has been read."""
@@ -84,8 +87,9 @@ class WordByWord(nn.Module):
         table = self.cell.project(_without_padding(stream.items, stream.item_mask)).flatten(0, 1)
         inputs = table.index_select(0, rows).unflatten(0, real.shape)  # [l, b, g]
         states = [state]
-        for item, there in zip(inputs.unbind(), real.unbind(), strict=True):
-            states.append(self.cell(states[-1], item, there))
+        with nullcontext() if self.stance is None else torch.compiler.set_stance(self.stance):
+            for item, there in zip(inputs.unbind(), real.unbind(), strict=True):
+                states.append(self.cell(states[-1], item, there))
         slots = torch.stack([self.cell.slots_of(each) for each in states], dim=1)  # [b, l+1, ...]
         memories = self.cell.read_out(gather_rows(slots, packed.read))
         ids = None if stream.ids is None else stream.ids.flatten().index_select(0, rows).view_as(real)
@@ -103,6 +107,7 @@ class WordByWord(nn.Module):
     def compile_parts(self, backend: str) -> None:
         """The step, which is the same graph for every item of every stream."""
         self.cell.compile(backend=backend)
+        self.compiled = True
 
 
 def _without_padding(items: Float[Tensor, "*s n d"], mask: Bool[Tensor, "*s n"]) -> Float[Tensor, "*s n d"]:

@@ -17,6 +17,8 @@ from remem.data.random import StableRandom
 from remem.data.windows import Windows
 from remem.errors import BadInput
 
+NO_STREAM = -1  # the number of a row that only fills a batch
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -231,8 +233,13 @@ def training_batches(split: Split, batch_size: int, seed: int, first_step: int) 
         epoch, skip = epoch + 1, 0
 
 
-def evaluation_batches(split: Split, batch_size: int) -> Iterator[Batch]:
-    """Every stream once, in order."""
+def evaluation_batches(split: Split, batch_size: int, *, fill: bool = False) -> Iterator[Batch]:
+    """Every stream once, in order; with `fill` each batch is full, with streams that ask nothing and have no number."""
     for number, bucket in enumerate(split.buckets):
         for rows in torch.arange(len(bucket)).split(batch_size):
-            yield split.batch(number, rows)
+            missing = batch_size - len(rows) if fill else 0
+            batch = split.batch(number, torch.cat([rows, rows[:1].expand(missing)]))
+            if missing:
+                batch.query.mask[len(rows) :] = False
+                batch.ids[len(rows) :] = NO_STREAM
+            yield batch

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from itertools import combinations
+from collections.abc import Iterable
+from itertools import combinations, product
 
 import torch
 
-from remem.data.babi_format import Story
+from remem.data.babi_format import Story, Words
 from remem.data.batch import UNSEEN_ANSWER
 from remem.data.codec import TextCodec
 from remem.data.dataset import Exchange
 from remem.data.random import StableRandom
 
 Cell = tuple[object, str, str]  # what is looked at, and two words or answers in it
+Places = tuple[int, ...]  # where each word of a sentence stands in a question, or -1
 _PART = re.compile(r"[^, ]+")  # an answer may name several things
 
 RAREST = 10  # a cell with fewer stories in it and its counterpart tells nothing
@@ -38,13 +39,13 @@ def exchangeable(stories: list[Story]) -> list[list[str]]:
     may be exchanged, a cell is as full as the one with them exchanged, up to chance. A word that stands for another in
     disguise (a direction and its letter, a singular and its plural) shows in the answers and is left alone.
     """
-    cells: Counter[Cell] = Counter()
-    looked_at = 0
+    seen, counts, looked_at = _Cells(), Counter[int](), 0
     for story in stories:
-        cells.update(set(_cells(story)))
+        counts.update(seen.of(story))
         looked_at += len(story.sentences) * len(story.questions)
         if looked_at > ENOUGH:
             break
+    cells = {cell: counts[number] for cell, number in seen.numbers.items()}
     by_word: defaultdict[str, set[Cell]] = defaultdict(set)
     for cell in cells:
         for text in cell[1:]:
@@ -61,29 +62,61 @@ def exchangeable(stories: list[Story]) -> list[list[str]]:
     return [group for group in groups if len(group) > 1]
 
 
-def _cells(story: Story) -> Iterator[Cell]:
-    met: set[str] = set()
-    for number, sentence in enumerate(story.sentences):
-        for (i, one), (j, other) in combinations(enumerate(sentence), 2):
-            yield (len(sentence), i, j), one, other
-            if other not in met:
-                yield ("first", len(sentence), i, j), one, other
-        met.update(sentence)
+class _Cells:
+    """The cells of stories, by number: sentences and questions come again and again, and what they hold with them."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[Cell, int] = {}
+        self._told: dict[Words, frozenset[int]] = {}
+        self._asked: dict[tuple[Words, Words], tuple[frozenset[int], Places]] = {}
+        self._answered: dict[tuple[Words, Places, str], frozenset[int]] = {}
+
+    def of(self, story: Story) -> set[int]:
+        """The numbers of all cells that a story is in."""
+        found: set[int] = set()
+        met: set[str] = set()
+        for number, sentence in enumerate(story.sentences):
+            found |= self._in_sentence(sentence)
+            if not met.issuperset(sentence):
+                found |= self._numbered(
+                    (("first", len(sentence), i, j), one, other)
+                    for (i, one), (j, other) in combinations(enumerate(sentence), 2)
+                    if other not in met
+                )
+                met.update(sentence)
+            for question in story.questions:
+                if number < question.position:
+                    found |= self._in_both(sentence, question.words, question.answer)
         for question in story.questions:
-            if number >= question.position:
-                continue
-            places = tuple(question.words.index(word) if word in question.words else -1 for word in sentence)
-            for i, word in enumerate(sentence):
-                yield ("answer", len(sentence), i), word, question.answer
-                yield ("answer", places, i), word, question.answer
-                for j, asked in enumerate(question.words):
-                    yield ("asked", len(sentence), i, j), word, asked
-    for question in story.questions:
-        for j, asked in enumerate(question.words):
-            yield ("question", len(question.words), j), asked, question.answer
+            for j, asked in enumerate(question.words):
+                found |= self._numbered([(("question", len(question.words), j), asked, question.answer)])
+        return found
+
+    def _numbered(self, cells: Iterable[Cell]) -> frozenset[int]:
+        return frozenset(self.numbers.setdefault(cell, len(self.numbers)) for cell in cells)
+
+    def _in_sentence(self, sentence: Words) -> frozenset[int]:
+        if sentence not in self._told:
+            pairs = combinations(enumerate(sentence), 2)
+            self._told[sentence] = self._numbered(((len(sentence), i, j), one, other) for (i, one), (j, other) in pairs)
+        return self._told[sentence]
+
+    def _in_both(self, sentence: Words, asked: Words, answer: str) -> frozenset[int]:
+        if (sentence, asked) not in self._asked:
+            places = tuple(asked.index(word) if word in asked else -1 for word in sentence)
+            pairs = product(enumerate(sentence), enumerate(asked))
+            cells = self._numbered((("asked", len(sentence), i, j), word, other) for (i, word), (j, other) in pairs)
+            self._asked[sentence, asked] = cells, places
+        cells, places = self._asked[sentence, asked]
+        if (sentence, places, answer) not in self._answered:
+            looked_at = product((len(sentence), places), enumerate(sentence))
+            self._answered[sentence, places, answer] = self._numbered(
+                (("answer", what, i), word, answer) for what, (i, word) in looked_at
+            )
+        return cells | self._answered[sentence, places, answer]
 
 
-def _alike(cells: Counter[Cell], by_word: dict[str, set[Cell]], one: str, other: str) -> bool:
+def _alike(cells: dict[Cell, int], by_word: dict[str, set[Cell]], one: str, other: str) -> bool:
     """Whether exchanging two words leaves every count as it was, up to chance."""
     mapping = {one: other, other: one}
     total, counted = 0.0, 0

@@ -30,6 +30,7 @@ class Progress:
     skipped: int = 0  # steps with a non-finite loss or gradient
     seconds: float = 0.0
     wall_seconds: float = 0.0  # of the whole run until here, over all processes it took
+    made_on: dict[str, Any] = field(default_factory=dict)  # device, versions and peak memory of the last steps
     history: list[dict[str, Any]] = field(default_factory=list)
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from remem.baselines.word_by_word import WordByWord
 from remem.data.batch import QueryBatch
-from remem.data.dataset import Split, evaluation_batches
+from remem.data.dataset import NO_STREAM, Split, evaluation_batches
 from remem.tasks.base import Tally
 from remem.tasks.metrics import credit
 from remem.training.precision import autocast
@@ -34,11 +33,12 @@ def evaluate(
     was_training = model.training
     model.eval()
     tally, done = Tally(), 0
-    for batch in evaluation_batches(split, batch_size):
-        with compiled_where_it_pays(model), autocast(batch.ids.device, precision):
+    # a step that is compiled is compiled anew for a batch of another size
+    for batch in evaluation_batches(split, batch_size, fill=bool(_compiled_steps(model))):
+        with only_steps_compiled(model), autocast(batch.ids.device, precision):
             scores = model(batch.stream, batch.query)
         count(tally, batch.query, scores)
-        done += len(batch.ids)
+        done += int((batch.ids != NO_STREAM).sum())
         progress(done)
         if limit is not None and done >= limit:
             break
@@ -46,15 +46,26 @@ def evaluate(
     return tally
 
 
-def compiled_where_it_pays(model: nn.Module) -> AbstractContextManager[Any]:
+@contextmanager
+def only_steps_compiled(model: nn.Module) -> Iterator[None]:
     """Compiled parts are left aside, but for a step that is the same for every item.
 
     They were compiled for training; without gradients and in the shapes of another split each would be compiled anew,
     which takes longer than all evaluations of a run.
     """
-    if any(isinstance(module, WordByWord) for module in model.modules()):
-        return nullcontext()
-    return torch.compiler.set_stance("force_eager")
+    steps = _compiled_steps(model)
+    with torch.compiler.set_stance("force_eager"):
+        for each in steps:
+            each.stance = "default"
+        try:
+            yield
+        finally:
+            for each in steps:
+                each.stance = None
+
+
+def _compiled_steps(model: nn.Module) -> list[WordByWord]:
+    return [module for module in model.modules() if isinstance(module, WordByWord) and module.compiled]
 
 
 def count(tally: Tally, query: QueryBatch, scores: Tensor) -> None:

@@ -18,6 +18,7 @@ from remem.tasks.base import Metrics
 from remem.training.checkpoint import Progress, load_checkpoint, save_checkpoint
 from remem.training.log import StageLog
 from remem.training.objective import Logs
+from remem.training.record import whereabouts
 from remem.training.step import Objective, Step, make_step
 
 PartErrors = Callable[[Metrics], dict[int, float]]  # by the number of the part, in percent
@@ -80,7 +81,7 @@ def fit(
     skipped_before = progress.skipped
     batches = _batches(train, settings, seed, progress, part_errors, part_names)
     model.train()
-    stop = settings.patience > 0 and progress.stale >= settings.patience
+    stop = _has_ended(progress, settings)
     while progress.step < settings.steps and not stop:
         out_of_time = 0 < settings.max_seconds <= progress.seconds
         step(*next(batches), learning_rate(settings, progress.step))
@@ -99,10 +100,18 @@ def fit(
             stop = out_of_time or (settings.patience > 0 and progress.stale >= settings.patience)
         progress.seconds, progress.wall_seconds = time.perf_counter() - started, clock.seconds
         last = stop or progress.step == settings.steps
+        progress.made_on = whereabouts(next(model.parameters()).device)
         if checkpoint is not None and (last or progress.step % settings.checkpoint_every == 0):
             save_checkpoint(checkpoint, model, best, step.optimizer, progress)
     load_weights(model, best)
     return progress
+
+
+def _has_ended(progress: Progress, settings: TrainSettings) -> bool:
+    """Whether a run had made its last step when it was stopped: then only its test is missing."""
+    out_of_time = 0 < settings.max_seconds <= progress.seconds
+    validated = bool(progress.history) and progress.history[-1]["step"] == progress.step
+    return (out_of_time and validated) or (settings.patience > 0 and progress.stale >= settings.patience)
 
 
 def _batches(

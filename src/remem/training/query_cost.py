@@ -22,6 +22,7 @@ from remem.data.batch import Batch
 from remem.data.dataset import Split
 from remem.model.assembly import MemoryModel
 from remem.model.interface import gather_rows
+from remem.ops.paths import reference_only
 from remem.training.precision import autocast
 
 TIMED_RUNS = 5
@@ -80,8 +81,9 @@ def last_question(split: Split) -> tuple[Batch, int]:
 
 
 def _measure(answer: Callable[[], Tensor], reads: int, device: torch.device) -> QueryCost:
-    # on a GPU a whole GRU is one operation, which the counter does not know
-    with FlopCounterMode(display=False, custom_mapping={torch.ops.aten._cudnn_rnn: _recurrent_flops}) as counter:
+    # on a GPU a whole GRU is one operation, which the counter does not know, and it knows none of our kernels
+    mapping = {torch.ops.aten._cudnn_rnn: _recurrent_flops}
+    with reference_only(), FlopCounterMode(display=False, custom_mapping=mapping) as counter:
         answer()
     times = []
     for _ in range(TIMED_RUNS):

@@ -43,6 +43,9 @@ def make_record(
 ) -> dict[str, Any]:
     """Configuration, code, data, results and cost of one run."""
     chosen = next((h for h in progress.history if h["step"] == progress.best_step), {})
+    here = whereabouts(device)
+    trained = progress.made_on or here
+    moved = {"tested_on": here} if here["device"] != trained["device"] else {}
     return {
         "format": FORMAT,
         "task": task.name,
@@ -50,8 +53,9 @@ def make_record(
         "seed": run.seed,
         "made": now(),
         "code": code,
-        "versions": versions(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU",
+        "versions": trained["versions"],
+        "device": trained["device"],
+        **moved,
         "data": {
             "fingerprint": {name: split.fingerprint() for name, split in sorted(splits.items())},
             "streams": {name: len(split) for name, split in sorted(splits.items())},
@@ -76,7 +80,7 @@ def make_record(
             "skipped_steps": progress.skipped,
             "train_seconds": round(progress.seconds, 1),
             "wall_seconds": round(wall_seconds, 1),
-            "peak_memory_mb": peak_memory_mb(device),
+            "peak_memory_mb": trained["peak_memory_mb"],
             "query": query_cost(model, splits["test"], precision=run.train.precision)._asdict(),
         },
         "config": to_json(run),
@@ -105,6 +109,12 @@ def now() -> str:
 def versions() -> dict[str, str]:
     """What the code ran on."""
     return {"python": platform.python_version(), "torch": torch.__version__}
+
+
+def whereabouts(device: torch.device) -> dict[str, Any]:
+    """The device by name, what the code runs on there, and the most memory it has held so far."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+    return {"device": name, "versions": versions(), "peak_memory_mb": peak_memory_mb(device)}
 
 
 def code_version() -> dict[str, Any]:
