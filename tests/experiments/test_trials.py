@@ -90,7 +90,7 @@ def test_a_trial_stands_beside_the_preset_it_is_named_after(tmp_path: Path) -> N
         named_after("narrativeqa", "rms")
 
 
-def test_accuracy_after_equal_steps_has_each_run_by_itself_and_its_end(tmp_path: Path) -> None:
+def test_figures_after_equal_steps_have_each_run_by_itself_and_its_end(tmp_path: Path) -> None:
     for folder, seed, curve in (
         ("synthetic/rm", 0, {1000: 4.0, 2000: 80.0}),
         ("synthetic/rm", 1, {1000: 5.0, 1500: 6.0}),
@@ -102,6 +102,13 @@ def test_accuracy_after_equal_steps_has_each_run_by_itself_and_its_end(tmp_path:
         "| 1,000 | 4.0, 5.0 | – |",
         "| 2,000 | 80.0 | – |",
         "| last (steps) | 80.0 (2,000), 6.0 (1,500) | 3.0 (900) |",
+    ]
+    errors = [{"step": step, "error": 50.0 - step / 100} for step in (1300, 2600)]
+    write(tmp_path, "babi/rm", RM, 5.0, history=errors)
+    assert rows(format_steps(tmp_path, "babi", ["rm"])) == [
+        "| 1,300 | 37.0 |",
+        "| 2,600 | 24.0 |",
+        "| last (steps) | 24.0 (2,600) |",
     ]
     with pytest.raises(BadInput, match="no records of synthetic/stm"):
         format_steps(tmp_path, "synthetic", ["stm"])

@@ -93,7 +93,7 @@ def tabulate(sweep: Sweep, results: Path, metric: str | None = None) -> Table:
         raise BadInput(
             f"There are no records of {sweep.task} over {sweep.field} in {results / FOLDER}; `remem sweep` makes them."
         )
-    metric = metric or _main_metric(sweep.task)
+    metric = metric or main_metric(sweep.task)
     tests = [record["metrics"]["test"] for records in chosen for record in records]
     if any(metric not in test for test in tests):
         raise BadInput(f"There is no test metric {metric!r} in these records. There are: {', '.join(tests[0])}.")
@@ -127,7 +127,8 @@ def _points(sweep: Sweep, records: list[Record]) -> dict[tuple[str, Any], list[R
     return points
 
 
-def _main_metric(task: str) -> str:
+def main_metric(task: str) -> str:
+    """What a task is judged by first."""
     if task in ABLATIONS:
         return ABLATIONS[task].curve
     # early and later evidence together

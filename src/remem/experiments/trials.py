@@ -9,6 +9,7 @@ from remem.errors import BadInput
 from remem.experiments.paper import TABLE_METRICS
 from remem.experiments.presets import PRESETS, find_preset
 from remem.experiments.records import Record, read_record
+from remem.experiments.sweeps import main_metric
 from remem.experiments.tables import cut_short, format_lines, spread
 from remem.experiments.variation import differences
 
@@ -110,15 +111,19 @@ def _done(group: Group) -> list[int]:
     return [r["cost"]["steps"] for r in group]
 
 
-def format_steps(results: Path, task: str, methods: list[str], every: int = 1000) -> str:
-    """Validation accuracy after equal steps, each run's own, and at the end: a column for each method."""
+def format_steps(results: Path, task: str, methods: list[str]) -> str:
+    """Validation figures after equal steps, each run's own, and at the end: a column for each method.
+
+    The steps are those at which the first method's preset is validated.
+    """
     runs: dict[str, Group] = {}
     for method in methods:
         find_preset(f"{task}/{method}")
         runs[method] = [read_record(path) for path in sorted((results / task / method).glob("*.json"))]
         if not runs[method]:
             raise BadInput(f"There are no records of {task}/{method} in {results}.")
-    curves = {m: [{h["step"]: h["accuracy"] for h in r["history"]} for r in group] for m, group in runs.items()}
+    metric, every = main_metric(task), find_preset(f"{task}/{methods[0]}").train.eval_every
+    curves = {m: [{h["step"]: h[metric] for h in r["history"]} for r in group] for m, group in runs.items()}
     most = max(step for group in curves.values() for curve in group for step in curve)
     rows = []
     for step in range(every, most + 1, every):
