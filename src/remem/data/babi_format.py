@@ -8,7 +8,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache
 from typing import NamedTuple
 
 from remem.errors import BadInput
@@ -49,14 +50,15 @@ def words_of(text: str) -> Words:
 def parse_stories(lines: Iterable[str], source: str) -> list[Story]:
     """All stories of a file; the first line that breaks the format raises `MalformedFile`."""
     stories: list[Story] = []
-    reader = _StoryReader(source)
+    split = cache(words_of)  # sentences come again and again
+    reader = _StoryReader(source, split)
     number = 0
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         if line.startswith("1 ") and reader.started:
             stories.append(reader.close(reader.last_line))
-            reader = _StoryReader(source)
+            reader = _StoryReader(source, split)
         reader.read(line.rstrip("\r\n"), number)
     if not reader.started:
         raise MalformedFile(source, max(number, 1), "the file holds no story")
@@ -65,8 +67,8 @@ def parse_stories(lines: Iterable[str], source: str) -> list[Story]:
 
 
 class _StoryReader:
-    def __init__(self, source: str) -> None:
-        self.source = source
+    def __init__(self, source: str, split: Callable[[str], Words]) -> None:
+        self.source, self.split = source, split
         self.sentences: list[Words] = []
         self.questions: list[Question] = []
         self.sentence_of_id: dict[str, int] = {}  # by the ID as it is written
@@ -86,7 +88,7 @@ class _StoryReader:
             raise MalformedFile(self.source, number, f"the sentence has number {head}; expected {expected}")
         self.last_id, self.last_line = int(head), number
         body, *columns = text.split("\t")
-        words = words_of(body)
+        words = self.split(body)
         if not words:
             raise MalformedFile(self.source, number, "the line holds no word")
         if columns:
