@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from remem.bundle import fingerprint_of, load_bundle, load_tensors
+from remem.build import build_model
+from remem.bundle import fingerprint_of, load_bundle, load_tensors, weights_of
 from remem.data.babi_store import import_babi
 from remem.data.babi_twin import write_twin
 from remem.errors import BadInput
@@ -215,6 +216,30 @@ def test_a_model_goes_on_from_another_ones_weights(tiny_model: Path, tiny_run: R
     other = replace(run, task=replace(tiny_run.task, num_facts=24))
     with pytest.raises(BadInput, match="other items or answers"):
         Trainer(other, tmp_path / "other", device=CPU, quiet=True).train()
+
+
+def test_some_parts_start_anew_and_they_alone_are_trained(tiny_model: Path, tiny_run: Run, tmp_path: Path) -> None:
+    bundle = load_bundle(tiny_model)
+    before = weights_of(bundle.model)
+    model = replace(without_rehearsal(tiny_run.model), weights_from=tiny_model, fresh=("reasoner",))
+    run = replace(tiny_run, seed=5, model=model, train=replace(tiny_run.train, steps=2, only=("reasoner", "head")))
+    trained, _ = Trainer(run, tmp_path / "run", device=CPU, quiet=True).train()
+    after = weights_of(trained)
+    same = {name.partition(".")[0] for name, value in after.items() if torch.equal(value, before[name])}
+    changed = {name.partition(".")[0] for name, value in after.items() if not torch.equal(value, before[name])}
+    assert changed == {"reasoner", "head"}
+    assert {"embed", "memorizer"} <= same
+    assert {name.partition(".")[0] for name in before.keys() - after.keys()} == {"decoder"}
+    still = replace(run, train=replace(run.train, steps=1, learning_rate=0.0))
+    anew, _ = Trainer(still, tmp_path / "still", device=CPU, quiet=True).train()
+    torch.manual_seed(run.seed)
+    started = build_model(run.model, bundle.codec)
+    for name, value in weights_of(anew).items():
+        assert torch.equal(value, weights_of(started)[name] if name.startswith("reasoner.") else before[name]), name
+    for wrong in (replace(run, model=replace(model, fresh=("reader",))),
+                  replace(run, train=replace(run.train, only=("reader",)))):  # fmt: skip
+        with pytest.raises(BadInput, match="no part 'reader'; its parts are embed, "):
+            Trainer(wrong, tmp_path / "wrong", device=CPU, quiet=True).train()
 
 
 def test_a_task_without_parts_has_nothing_to_focus_on(tiny_run: Run, tmp_path: Path) -> None:

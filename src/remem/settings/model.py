@@ -137,6 +137,8 @@ class ModelSettings:
     """Ours: LayerNorm before each Transformer sub-layer; published is after it."""
     weights_from: Path | None = None
     """Folder of a trained model of the same kind and vocabulary, from whose weights training goes on."""
+    fresh: tuple[str, ...] = ()
+    """Parts of the model (`reasoner`) that take nothing over from there, but start as if there were nothing."""
     embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
     machine: MachineSettings | BaselineSettings = field(default_factory=MachineSettings)
     reasoner: ReasonerSettings = field(default_factory=ReasonerSettings)

@@ -43,6 +43,8 @@ class TrainSettings:
     """Steps of the leading parts at most, up to the next validation."""
     lead_until: float = 0.0
     """The lead is over sooner once a validation finds no more than so many percent of each leading part wrong."""
+    only: tuple[str, ...] = ()
+    """Ours: parts of the model (`reasoner`) that are trained, while others stay as they are; all if none is named."""
     clip_norm: float = 5.0
     """Largest gradient norm of a step."""
     precision: Literal["float32", "bf16"] = "float32"

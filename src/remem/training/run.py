@@ -62,7 +62,9 @@ class Trainer:
         self.clock = Clock()
         self.code = code_version()  # now, not at the end: the checkout may have moved on by then
         self.run, self.folder, self.device, self.quiet = run, folder, device, quiet
-        self.task = task or load_task(run.task)
+        # who goes on from a model speaks its words
+        trained = load_bundle(run.model.weights_from) if run.model.weights_from and task is None else None
+        self.task = task or load_task(run.task, trained.codec if trained else None)
         self.splits: dict[str, Split] = {}
 
     def split(self, name: str) -> Split:
@@ -79,6 +81,7 @@ class Trainer:
         torch.manual_seed(self.run.seed)
         model = build_model(self.run.model, self.task.codec).to(self.device)
         began = self._take_weights(model)
+        _train_only(model, self.run.train.only)
         before = self._pretrain(model, resume)
         objective = make_objective(model, self.run.model.rehearsal, sampler)
         if self.run.train.compile:
@@ -150,7 +153,10 @@ class Trainer:
         trained = load_bundle(folder)
         if trained.codec != self.task.codec:
             raise BadInput(f"The model in {folder} was trained on other items or answers than this task has.")
-        load_weights(model, weights_of(trained.model))
+        own, others = weights_of(model), _without_parts(model, self.run.model.fresh)
+        given = weights_of(trained.model) | {name: value for name, value in own.items() if name not in others}
+        # a model that does not rehearse has no decoder
+        load_weights(model, {n: value for n, value in given.items() if n in own or not n.startswith("decoder.")})
         record = folder / RECORD_FILE
         cost = json.loads(record.read_text())["cost"] if record.exists() else {}
         return {
@@ -198,3 +204,18 @@ class Trainer:
 
     def _log(self, title: str, stage: str, steps: int) -> StageLog:
         return StageLog(title, total=steps, folder=self.folder / "tensorboard" / stage, quiet=self.quiet)
+
+
+def _without_parts(model: nn.Module, parts: tuple[str, ...]) -> set[str]:
+    """Names of all weights but those of some parts of the model."""
+    known = [name for name, _ in model.named_children()]
+    if strange := [part for part in parts if part not in known]:
+        raise BadInput(f"The model has no part {strange[0]!r}; its parts are {', '.join(known)}.")
+    return {name for name in weights_of(model) if name.partition(".")[0] not in parts}
+
+
+def _train_only(model: nn.Module, parts: tuple[str, ...]) -> None:
+    """Hold all other parts as they are; without a name, none."""
+    others = _without_parts(model, parts) if parts else set()
+    for name, parameter in weights_of(model).items():
+        parameter.requires_grad_(parameter.requires_grad and name not in others)
