@@ -99,10 +99,10 @@ def fit(
             log.validation(progress.step, metrics, best=progress.best_step == progress.step)
             stop = out_of_time or (settings.patience > 0 and progress.stale >= settings.patience)
         progress.seconds, progress.wall_seconds = time.perf_counter() - started, clock.seconds
-        last = stop or progress.step == settings.steps
-        progress.made_on = whereabouts(next(model.parameters()).device)
-        if checkpoint is not None and (last or progress.step % settings.checkpoint_every == 0):
-            save_checkpoint(checkpoint, model, best, step.optimizer, progress)
+        if stop or progress.step == settings.steps or progress.step % settings.checkpoint_every == 0:
+            progress.made_on = whereabouts(next(model.parameters()).device)
+            if checkpoint is not None:
+                save_checkpoint(checkpoint, model, best, step.optimizer, progress)
     load_weights(model, best)
     return progress
 
