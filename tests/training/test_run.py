@@ -15,6 +15,7 @@ from remem.build import build_model
 from remem.bundle import fingerprint_of, load_bundle, load_tensors, weights_of
 from remem.data.babi_store import import_babi
 from remem.data.babi_twin import write_twin
+from remem.data.batch import Batch
 from remem.errors import BadInput
 from remem.experiments.presets import PRESETS
 from remem.model.sampler import HistorySampler
@@ -149,14 +150,13 @@ def test_every_preset_takes_two_steps_on_a_tiny_twin_of_its_data(
     preset = PRESETS[name]
     task = replace(preset.task, data=twin, tasks=(1, 6)) if isinstance(preset.task, BabiTask) else tiny_run.task
     short = TrainSettings(steps=2, batch_size=4, eval_every=2)
-    train = replace(preset.train, steps=2, batch_size=4, eval_every=2)  # with the preset's own optimiser
+    lead = ("qa6",) if preset.train.lead else ()
+    train = replace(preset.train, steps=2, batch_size=4, eval_every=2, lead=lead)  # with the preset's own optimiser
     run = replace(preset, task=task, model=shrink(preset.model), train=train, sampler_train=short)
     if preset.model.weights_from is not None:  # another preset's
         before = replace(run, model=replace(run.model, weights_from=None), train=short)
         Trainer(before, tmp_path / "before", device=CPU, quiet=True).train()
-        run = replace(
-            run, model=replace(run.model, weights_from=tmp_path / "before"), train=replace(train, lead=("qa6",))
-        )
+        run = replace(run, model=replace(run.model, weights_from=tmp_path / "before"))
     _, record = Trainer(run, tmp_path / "run", device=CPU, quiet=True).train()
     assert record["cost"] | {"steps": 2, "skipped_steps": 0} == record["cost"]
     assert record["metrics"]["test"]
@@ -175,6 +175,14 @@ def test_a_focused_run_resumes_bit_equal(
     assert all(torch.equal(whole[name], cut[name]) for name in whole if name.startswith("model."))
 
 
+def _watched(trainer: Trainer) -> list[Batch]:
+    """Every batch that the run will be trained on, as it comes."""
+    split, seen = trainer.split("train"), []
+    taken = split.batch
+    object.__setattr__(split, "batch", lambda bucket, rows: seen.append(taken(bucket, rows)) or seen[-1])
+    return seen
+
+
 def test_leading_parts_are_trained_on_alone_at_first_and_must_exist(
     twin: Path, tiny_run: Run, shrink: Callable[[ModelSettings], ModelSettings], tmp_path: Path
 ) -> None:
@@ -182,18 +190,15 @@ def test_leading_parts_are_trained_on_alone_at_first_and_must_exist(
     task = BabiTask(data=twin, tasks=(1, 6))
     run = replace(tiny_run, task=task, model=without_rehearsal(shrink(ModelSettings())), train=train)
     trainer = Trainer(run, tmp_path / "run", device=CPU, quiet=True)
-    split, seen = trainer.split("train"), []
-    taken = split.batch
-    object.__setattr__(split, "batch", lambda bucket, rows: seen.append(taken(bucket, rows)) or seen[-1])
+    seen = _watched(trainer)
     trainer.train()
     parts = [set(batch.query.part[:, 0].tolist()) for batch in seen]
     assert parts[:3] == [{5}] * 3
     assert set().union(*parts[3:]) == {0, 5}
     # what would lead to the end is learned well enough at the first validation
-    seen.clear()
     learned = replace(train, lead_steps=6, lead_until=100.0)
     trainer = Trainer(replace(run, train=learned), tmp_path / "learned", device=CPU, quiet=True)
-    object.__setattr__(trainer.split("train"), "batch", split.batch)
+    seen = _watched(trainer)
     trainer.train()
     assert [set(batch.query.part[:, 0].tolist()) for batch in seen] == parts
     for changes, complaint in (
@@ -203,6 +208,65 @@ def test_leading_parts_are_trained_on_alone_at_first_and_must_exist(
         strange = replace(run, train=replace(train, **changes))
         with pytest.raises(BadInput, match=complaint):
             Trainer(strange, tmp_path / "strange", device=CPU, quiet=True).train()
+
+
+def test_a_lead_that_finds_nothing_begins_anew_with_other_weights_and_resumes_so(
+    twin: Path, tiny_run: Run, shrink: Callable[[ModelSettings], ModelSettings], tmp_path: Path
+) -> None:
+    train = replace(
+        tiny_run.train, steps=8, batch_size=4, eval_every=2, checkpoint_every=3, focus=10.0, learning_rate=0.0,
+        lead=("qa6",), lead_steps=2, lead_until=-1.0, lead_tries=3,
+    )  # fmt: skip
+    task = BabiTask(data=twin, tasks=(1, 6))
+    run = replace(tiny_run, task=task, model=without_rehearsal(shrink(ModelSettings())), train=train)
+    trainer = Trainer(run, tmp_path / "run", device=CPU, quiet=True)
+    seen = _watched(trainer)
+    _, record = trainer.train()
+    parts = [set(batch.query.part[:, 0].tolist()) for batch in seen]
+    assert parts[:6] == [{5}] * 6  # three leads of two steps
+    assert set().union(*parts[6:]) == {0, 5}
+    assert record["cost"]["lead_tries"] == 3
+    # nothing is learned at a rate of 0: what the last step has is what the third draw gave, and Adam has seen two steps
+    last, facts = load_tensors(tmp_path / "run" / "checkpoint.safetensors")
+    for name, value in trainer._redraw(3).items():
+        assert torch.equal(last[f"model.{name}"], value)
+    assert (facts["began"], facts["tries"]) == (4, 3)
+    assert {int(value) for name, value in last.items() if name.startswith("adam.step.")} == {4}
+    first, second = trainer._redraw(1), trainer._redraw(2)
+    assert any(not torch.equal(first[name], second[name]) for name in first)
+    # with something to learn, a run cut in the middle of a second lead ends as one that was not
+    run = replace(run, train=replace(train, learning_rate=0.01))
+    Trainer(run, tmp_path / "whole", device=CPU, quiet=True).train()
+    Trainer(replace(run, train=replace(run.train, steps=3)), tmp_path / "cut", device=CPU, quiet=True).train()
+    Trainer(run, tmp_path / "cut", device=CPU, quiet=True).train(resume=True)
+    whole, cut = (load_tensors(tmp_path / name / "checkpoint.safetensors")[0] for name in ("whole", "cut"))
+    assert all(torch.equal(whole[name], cut[name]) for name in whole if name.startswith("model."))
+
+
+def test_a_lead_that_stays_is_drawn_as_if_all_of_it_were_wrong(
+    twin: Path, tiny_run: Run, shrink: Callable[[ModelSettings], ModelSettings], tmp_path: Path
+) -> None:
+    train = replace(tiny_run.train, steps=12, batch_size=8, eval_every=2, focus=10.0, lead=("qa6",), lead_steps=2)
+    run = replace(
+        tiny_run, task=BabiTask(data=twin, tasks=(1, 6)), model=without_rehearsal(shrink(ModelSettings())), train=train
+    )
+    shares = []
+    for stays in (False, True):
+        run = replace(run, train=replace(train, lead_stays=stays))
+        trainer = Trainer(run, tmp_path / str(stays), device=CPU, quiet=True)
+        trainer.task = replace(trainer.task, part_errors=lambda metrics: {0: 100.0, 5: 0.0})
+        seen = _watched(trainer)
+        trainer.train()
+        parts = torch.cat([batch.query.part[:, 0] for batch in seen[2:]])
+        shares.append(float((parts == 5).float().mean()))
+    assert shares[1] > 2 * shares[0]
+
+
+def test_a_lead_can_not_begin_anew_from_given_weights(tiny_model: Path, tiny_run: Run, tmp_path: Path) -> None:
+    model = replace(tiny_run.model, weights_from=tiny_model)
+    run = replace(tiny_run, model=model, train=replace(tiny_run.train, lead_tries=2))
+    with pytest.raises(BadInput, match=r"begins anew with other weights.*--train.lead-tries 1"):
+        Trainer(run, tmp_path / "run", device=CPU, quiet=True).train()
 
 
 def test_a_model_goes_on_from_another_ones_weights(tiny_model: Path, tiny_run: Run, tmp_path: Path) -> None:

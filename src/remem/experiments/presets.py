@@ -226,19 +226,25 @@ def family(paper: Run, model: ModelSettings, ours: Run | None = None) -> list[Ru
 
 
 def _stories() -> list[Run]:
-    """bAbI before and after: `rm` with what short stories need alone, and `rm` trained on, the hardest task first; and
-    once more, for as long as that task takes."""
+    """bAbI before and after: `rm` with what short stories need alone; `rm` trained on, the hardest task first, and once
+    more, for as long as that task takes; and `rm-led`, which begins with that task, with other weights until it is
+    found."""
     lead = replace(_STORIES.train, steps=18_200, warmup_steps=500, lead=("qa16",), lead_steps=3900)
     again = replace(lead, steps=14_300, lead_steps=7800, lead_until=10.0)
 
-    def trained_on(weights: str) -> ModelSettings:
+    first = replace(
+        _STORIES.train, steps=36_400, lead=("qa16",), lead_steps=3900, lead_until=10.0, lead_tries=5, lead_stays=True
+    )
+
+    def trained_on(weights: str | None) -> ModelSettings:
         rehearsal = replace(RM_STORIES.rehearsal, per_stream=True)
-        return replace(RM_STORIES, weights_from=Path(weights), rehearsal=rehearsal)
+        return replace(RM_STORIES, weights_from=Path(weights) if weights else None, rehearsal=rehearsal)
 
     return [
         replace(_BABI, method="rm-plain", model=RM_TEXT),
         replace(_STORIES, method="rm-continued", model=trained_on("runs/babi-rm-s0"), train=lead),
         replace(_STORIES, method="rm-continued-again", model=trained_on("runs/babi-rm-continued-s0"), train=again),
+        replace(_STORIES, method="rm-led", model=trained_on(None), train=first),
     ]
 
 

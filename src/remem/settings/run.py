@@ -43,6 +43,11 @@ class TrainSettings:
     """Steps of the leading parts at most, up to the next validation."""
     lead_until: float = 0.0
     """The lead is over sooner once a validation finds no more than so many percent of each leading part wrong."""
+    lead_tries: int = 1
+    """How often the lead may begin: where `lead_steps` go by and it has not come down to `lead_until`, other initial
+    weights are drawn and it begins anew; all of it counts as steps."""
+    lead_stays: bool = False
+    """Whether leading parts are drawn as often as ones with all answers wrong, also once they are learned."""
     only: tuple[str, ...] = ()
     """Ours: parts of the model (`reasoner`) that are trained, while others stay as they are; all if none is named."""
     clip_norm: float = 5.0

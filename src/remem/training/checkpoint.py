@@ -27,6 +27,8 @@ class Progress:
     best_score: float = float("-inf")
     best_step: int = 0
     stale: int = 0  # validations since the best one
+    began: int = 0  # step at which the weights were drawn: a lead may begin anew
+    tries: int = 1  # leads so far
     skipped: int = 0  # steps with a non-finite loss or gradient
     seconds: float = 0.0
     wall_seconds: float = 0.0  # of the whole run until here, over all processes it took

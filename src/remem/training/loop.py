@@ -18,9 +18,11 @@ from remem.tasks.base import Metrics
 from remem.training.checkpoint import Progress, load_checkpoint, save_checkpoint
 from remem.training.log import StageLog
 from remem.training.objective import Logs
+from remem.training.optimizer import forget
 from remem.training.record import whereabouts
 from remem.training.step import Objective, Step, make_step
 
+Redraw = Callable[[int], dict[str, Tensor]]  # initial weights of a second, third, ... try
 PartErrors = Callable[[Metrics], dict[int, float]]  # by the number of the part, in percent
 
 
@@ -45,12 +47,13 @@ class Clock:
         self._before = max(self._before, seconds)
 
 
-def learning_rate(settings: TrainSettings, step: int) -> float:
-    """Linear warm-up, then constant, or a cosine down to a tenth at the last step."""
-    warm = min(1.0, (step + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
+def learning_rate(settings: TrainSettings, step: int, began: int = 0) -> float:
+    """Linear warm-up from where the weights were drawn, then constant, or a cosine down to a tenth at the last step."""
+    warm = min(1.0, (step - began + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
     if settings.schedule == "constant":
         return settings.learning_rate * warm
-    done = max(0, step - settings.warmup_steps) / max(1, settings.steps - settings.warmup_steps)
+    warmed_up = began + settings.warmup_steps
+    done = max(0, step - warmed_up) / max(1, settings.steps - warmed_up)
     return settings.learning_rate * warm * (0.55 + 0.45 * math.cos(math.pi * min(1.0, done)))
 
 
@@ -68,6 +71,7 @@ def fit(
     clock: Clock | None = None,
     part_errors: PartErrors | None = None,
     part_names: tuple[str, ...] = (),
+    redraw: Redraw | None = None,
 ) -> Progress:
     """Train a model and leave it with the weights that were best on validation."""
     clock = clock or Clock()
@@ -84,7 +88,7 @@ def fit(
     stop = _has_ended(progress, settings)
     while progress.step < settings.steps and not stop:
         out_of_time = 0 < settings.max_seconds <= progress.seconds
-        step(*next(batches), learning_rate(settings, progress.step))
+        step(*next(batches), learning_rate(settings, progress.step, progress.began))
         progress.step += 1
         log.step(progress.step)
         time_to_log = progress.step % settings.log_every == 0 or progress.step in (1, settings.steps)
@@ -98,6 +102,11 @@ def fit(
             best = _take_score(progress, model, score, metrics, step.logs, best)
             log.validation(progress.step, metrics, best=progress.best_step == progress.step)
             stop = out_of_time or (settings.patience > 0 and progress.stale >= settings.patience)
+            if not stop and redraw is not None and _lead_has_failed(progress, settings):
+                progress.began, progress.tries = progress.step, progress.tries + 1
+                load_weights(model, redraw(progress.tries))
+                forget(step.optimizer)
+                log.note(f"{log.title}: the lead begins anew at step {progress.step}, with other weights")
         progress.seconds, progress.wall_seconds = time.perf_counter() - started, clock.seconds
         if stop or progress.step == settings.steps or progress.step % settings.checkpoint_every == 0:
             progress.made_on = whereabouts(next(model.parameters()).device)
@@ -112,6 +121,17 @@ def _has_ended(progress: Progress, settings: TrainSettings) -> bool:
     out_of_time = 0 < settings.max_seconds <= progress.seconds
     validated = bool(progress.history) and progress.history[-1]["step"] == progress.step
     return (out_of_time and validated) or (settings.patience > 0 and progress.stale >= settings.patience)
+
+
+def _lead_is_over(history: list[Metrics], settings: TrainSettings) -> bool:
+    """Whether some validation found the leading parts learned."""
+    return any(all(metrics[name] <= settings.lead_until for name in settings.lead) for metrics in history)
+
+
+def _lead_has_failed(progress: Progress, settings: TrainSettings) -> bool:
+    """Whether the steps of a lead are used up before its parts are learned, and it may begin once more."""
+    used_up = progress.step - progress.began >= settings.lead_steps > 0
+    return used_up and progress.tries < settings.lead_tries and not _lead_is_over(progress.history, settings)
 
 
 def _batches(
@@ -141,11 +161,14 @@ def _batches(
         # a run that was stopped may have been validated in the middle of a turn
         seen = [metrics for metrics in progress.history if metrics["step"] <= turn * settings.eval_every]
         errors = part_errors(seen[-1]) if seen else {}
-        learned = any(all(metrics[name] <= settings.lead_until for name in settings.lead) for metrics in seen)
-        leading = turn * settings.eval_every < settings.lead_steps and not learned
+        lead = [part_names.index(name) for name in settings.lead]
+        leading = turn * settings.eval_every - progress.began < settings.lead_steps
+        leading = leading and not _lead_is_over(seen, settings)
+        if settings.lead_stays:
+            errors = errors | dict.fromkeys(lead, 100.0)
         yield from focused_batches(
             train, errors, settings.focus, settings.batch_size, settings.eval_every, seed, turn,
-            only=[part_names.index(name) for name in settings.lead] if leading else (),
+            only=lead if leading else (),
         )[skip:]  # fmt: skip
 
 

@@ -78,3 +78,10 @@ def _groups(parameters: list[nn.Parameter], settings: TrainSettings) -> list[dic
     others = [p for p in parameters if p.ndim <= 1]
     decays = ((matrices, settings.weight_decay), (others, 0.0))
     return [{"params": group, "weight_decay": decay} for group, decay in decays if group]
+
+
+def forget(optimizer: torch.optim.Optimizer) -> None:
+    """Leave an optimiser as it was before its first update, in place: a captured step knows its tensors by address."""
+    for state in optimizer.state.values():
+        for value in state.values():
+            value.zero_()

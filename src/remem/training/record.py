@@ -78,6 +78,7 @@ def make_record(
             "steps": progress.step,
             "best_step": progress.best_step,
             "skipped_steps": progress.skipped,
+            **({"lead_tries": progress.tries} if run.train.lead_tries > 1 else {}),
             "train_seconds": round(progress.seconds, 1),
             "wall_seconds": round(wall_seconds, 1),
             "peak_memory_mb": trained["peak_memory_mb"],

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from remem.build import Model, build_model, build_sampler
 from remem.bundle import (
@@ -75,6 +75,11 @@ class Trainer:
 
     def train(self, *, resume: bool = False) -> tuple[Model, dict[str, Any]]:
         """Both stages, the test, and the record."""
+        if self.run.train.lead_tries > 1 and self.run.model.weights_from is not None:
+            raise BadInput(
+                f"A lead of {self.run.train.lead_tries} tries begins anew with other weights, but these are those of "
+                f"{self.run.model.weights_from}; give --train.lead-tries 1 or --model.weights-from None."
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         write_file(self.folder / CONFIG_FILE, json.dumps(to_json(self.run), indent=1).encode())
         sampler, stage_one = self._sampler(resume)
@@ -92,6 +97,7 @@ class Trainer:
                 model, objective, self.split("train"), self._validator(model, settings.precision), settings,
                 seed=self.run.seed, log=log, checkpoint=self.folder / "checkpoint.safetensors", resume=resume,
                 clock=self.clock, part_errors=self.task.part_errors, part_names=self.task.part_names,
+                redraw=self._redraw if settings.lead_tries > 1 else None,
             )  # fmt: skip
         fingerprint = save_bundle(self.folder, model, self.run, self.task.codec)
         test = evaluate(model, self.split("test"), batch_size=settings.batch_size, precision=settings.precision)
@@ -144,6 +150,12 @@ class Trainer:
         }
         save_sampler(self.folder, sampler, self.run, self.task.codec, facts)
         return sampler.eval().requires_grad_(False), facts
+
+    def _redraw(self, attempt: int) -> dict[str, Tensor]:
+        """Initial weights as another seed would have drawn them; the stream of random numbers goes on as it was."""
+        with torch.random.fork_rng():
+            torch.manual_seed(self.run.seed + 1_000_003 * (attempt - 1))
+            return weights_of(build_model(self.run.model, self.task.codec).to(self.device))
 
     def _take_weights(self, model: Model) -> dict[str, Any]:
         """Start from a trained model's weights where one is named; returns what is known of its training."""
