@@ -233,7 +233,7 @@ def _stories() -> list[Run]:
     again = replace(lead, steps=14_300, lead_steps=7800, lead_until=10.0)
 
     first = replace(
-        _STORIES.train, steps=31_200, lead=("qa16",), lead_steps=3900, lead_until=10.0, lead_tries=5, lead_stays=True
+        _STORIES.train, steps=54_600, lead=("qa16",), lead_steps=7800, lead_until=10.0, lead_tries=3, lead_stays=True
     )
 
     def trained_on(weights: str | None) -> ModelSettings:
