@@ -79,7 +79,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("model", 3, "Run.model is 3; expected the fields of ModelSettings."),
         ("model", None, "Run.model is None; expected the fields of ModelSettings."),
         ("model.machine.encoder", "lstm", "Run.model.machine.encoder is 'lstm'; expected one of 'transformer', 'gru'."),
-        ("train.precision", None, "Run.train.precision is None; expected one of 'float32', 'bf16'."),
+        ("train.precision", None, "Run.train.precision is None; expected one of 'auto', 'float32', 'bf16'."),
         ("seed", "0", "Run.seed is '0'; expected a value of type int."),
         ("seed", 0.0, "Run.seed is 0.0; expected a value of type int."),
         ("seed", True, "Run.seed is True; expected a value of type int."),

@@ -27,13 +27,13 @@ from remem.tasks.base import Metrics
 from remem.tasks.load import load_task
 from remem.training.evaluate import evaluate
 from remem.training.record import code_version
-from remem.training.run import Trainer, pick_device
+from remem.training.run import Trainer, pick_device, settled
 
 CPU = torch.device("cpu")
 
 
 def test_a_run_leaves_its_configuration_model_sampler_and_record(tiny_model: Path, tiny_run: Run) -> None:
-    assert from_json(Run, json.loads((tiny_model / "config.json").read_text())) == tiny_run
+    assert from_json(Run, json.loads((tiny_model / "config.json").read_text())) == settled(tiny_run, CPU)
     record = json.loads((tiny_model / "record.json").read_text())
     bundle = load_bundle(tiny_model)
     assert record["model"]["fingerprint"] == bundle.fingerprint
@@ -160,6 +160,25 @@ def test_every_preset_takes_two_steps_on_a_tiny_twin_of_its_data(
     _, record = Trainer(run, tmp_path / "run", device=CPU, quiet=True).train()
     assert record["cost"] | {"steps": 2, "skipped_steps": 0} == record["cost"]
     assert record["metrics"]["test"]
+
+
+def test_what_a_run_leaves_to_its_device_is_decided_there_and_recorded(
+    tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = replace(tiny_run, train=replace(tiny_run.train, precision="auto", compile=None, steps=2))
+    _, record = Trainer(run, tmp_path / "run", device=CPU, quiet=True).train()
+    written = json.loads((tmp_path / "run" / "config.json").read_text())
+    for config in (record["config"], written):
+        assert (config["train"]["precision"], config["train"]["compile"]) == ("float32", False)
+    for has_bf16, precision in ((True, "bf16"), (False, "float32")):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda emulated, has=has_bf16: has)
+        trainer = Trainer(run, tmp_path / "gpu", device=torch.device("cuda"), quiet=True)
+        assert (trainer.run.train.precision, trainer.run.train.compile) == (precision, True)
+        assert trainer.run.sampler_train.precision == "float32"
+    # what was asked for is kept
+    asked = replace(run, train=replace(run.train, precision="float32", compile=False))
+    trainer = Trainer(asked, tmp_path / "asked", device=torch.device("cuda"), quiet=True)
+    assert (trainer.run.train.precision, trainer.run.train.compile) == ("float32", False)
 
 
 def test_a_focused_run_resumes_bit_equal(

@@ -35,10 +35,10 @@ class Options:
     """Test metric of the table; by default the task's own."""
     table: bool = False
     """Train nothing: print the table from the records there are, of all values where none are given."""
-    precision: Literal["float32", "bf16"] = "float32"
-    """Arithmetic of training."""
-    compile: bool = False
-    """Compile the models' layers, which pays for itself in long runs on a GPU."""
+    precision: Literal["auto", "float32", "bf16"] = "auto"
+    """Arithmetic of training; auto is bf16 on a GPU, float32 elsewhere."""
+    compile: bool | None = None
+    """Compile the models' layers, which pays for itself in long runs on a GPU; None does so there."""
     results: Path = Path("results")
     """Folder of the records, which go to sweeps/TASK in it."""
     runs: Path = Path("runs/sweep")

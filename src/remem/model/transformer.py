@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from remem.errors import BadInput
 from remem.model.interface import gather_rows
-from remem.ops.linear_relu import linear_relu
+from remem.ops.feed_forward import feed_forward
 from remem.ops.memory_attention import memory_attention
 from remem.ops.paths import fast
 from remem.ops.segment_attention import native, segment_attention
@@ -100,7 +100,7 @@ class _FeedForward(nn.Sequential):
         inner, clip, dropout, outer = cast("tuple[nn.Linear, nn.ReLU, nn.Dropout, nn.Linear]", tuple(self))
         if self.training and dropout.p:
             return outer(dropout(clip(inner(x))))  # what drops can clip as well
-        return outer(linear_relu(x, inner.weight, inner.bias))
+        return feed_forward(x, inner.weight, inner.bias, outer.weight, outer.bias)
 
 
 class _Residual(nn.Module):

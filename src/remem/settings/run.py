@@ -52,8 +52,9 @@ class TrainSettings:
     """Ours: parts of the model (`reasoner`) that are trained, while others stay as they are; all if none is named."""
     clip_norm: float = 5.0
     """Largest gradient norm of a step."""
-    precision: Literal["float32", "bf16"] = "float32"
-    """Arithmetic of the forward pass; slots, softmaxes and losses stay in float32."""
+    precision: Literal["auto", "float32", "bf16"] = "auto"
+    """Arithmetic of the forward pass; slots, softmaxes and losses stay in float32. auto is bf16 on a GPU that has it,
+    whose kernels are made for it, and float32 elsewhere."""
     max_seconds: float = 0.0
     """Stop after this long, as if the last step had been reached; 0 sets no limit."""
     eval_every: int = 500
@@ -66,8 +67,8 @@ class TrainSettings:
     """Steps between lines in TensorBoard."""
     capture: bool = True
     """On a GPU, capture the whole step as a CUDA graph, one for each batch shape; a CPU ignores this."""
-    compile: bool = False
-    """Compile the model's layers with `torch.compile`, which pays for itself in long runs on a GPU."""
+    compile: bool | None = None
+    """Compile the model's layers (`torch.compile`), which pays for itself in long runs on a GPU; None: there alone."""
     nan_budget: int = 3
     """Steps with a non-finite loss or gradient that may be skipped before the run stops."""
 

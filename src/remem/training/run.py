@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ from remem.errors import BadInput
 from remem.model.assembly import MemoryModel
 from remem.model.sampler import HistorySampler, RandomSampler, Sampler
 from remem.settings.codec import to_json
-from remem.settings.run import Run
+from remem.settings.run import Run, TrainSettings
 from remem.tasks.base import Metrics, Task
 from remem.tasks.load import load_task
 from remem.training.evaluate import evaluate
@@ -36,6 +37,7 @@ from remem.training.loop import Clock, fit
 from remem.training.objective import DirectObjective, RehearsalObjective, make_objective
 from remem.training.record import code_version, make_record
 
+Precision = Literal["float32", "bf16"]
 CONFIG_FILE = "config.json"
 RECORD_FILE = "record.json"
 
@@ -53,6 +55,20 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def settled(run: Run, device: torch.device) -> Run:
+    """What a run leaves to its device, decided: its record says so, and a run that is resumed keeps to it."""
+    gpu = device.type == "cuda"
+    fast: Precision = "bf16" if gpu and torch.cuda.is_bf16_supported(False) else "float32"
+
+    def stage(settings: TrainSettings, best: Precision) -> TrainSettings:
+        precision = best if settings.precision == "auto" else settings.precision
+        return replace(settings, precision=precision, compile=gpu if settings.compile is None else settings.compile)
+
+    # the history sampler is too small for 16 bits to pay
+    stages: dict[str, Precision] = {"train": fast, "sampler_train": "float32", "pretrain": fast}
+    return replace(run, **{name: stage(getattr(run, name), best) for name, best in stages.items()})
+
+
 class Trainer:
     """One run in its folder: `config.json`, checkpoints, `model.safetensors`, `record.json`."""
 
@@ -61,7 +77,7 @@ class Trainer:
     ) -> None:
         self.clock = Clock()
         self.code = code_version()  # now, not at the end: the checkout may have moved on by then
-        self.run, self.folder, self.device, self.quiet = run, folder, device, quiet
+        self.run, self.folder, self.device, self.quiet = settled(run, device), folder, device, quiet
         # who goes on from a model speaks its words
         trained = load_bundle(run.model.weights_from) if run.model.weights_from and task is None else None
         self.task = task or load_task(run.task, trained.codec if trained else None)

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import remem.ops.feed_forward as op
+from remem.ops.feed_forward import feed_forward
+from remem.ops.feed_forward.reference import reference
+from remem.ops.paths import reference_only
+
+BLOCK = op._BLOCK
+
+
+def make(rows: int, dim: int = 5, inner: int = 7, seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((rows, dim), (inner, dim), (inner,), (dim, inner), (dim,))
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def with_gradients(layer: Callable[..., Tensor], leaves: list[Tensor], grad: Tensor) -> list[Tensor]:
+    """The output, then the gradients of x and of both layers' weights and biases."""
+    leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+    out = layer(*leaves)
+    return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+
+
+def assert_close(mine: list[Tensor], true: list[Tensor]) -> None:
+    for a, b in zip(mine, true, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * max(1.0, float(b.abs().max())))
+
+
+@pytest.fixture
+def blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of every pass that is taken in blocks."""
+    seen: list[int] = []
+    plain = op._InBlocks.forward
+
+    def forward(ctx: object, x: Tensor, *rest: Tensor) -> Tensor:
+        seen.append(len(x))
+        return plain(ctx, x, *rest)
+
+    monkeypatch.setattr(op._InBlocks, "forward", staticmethod(forward))
+    return seen
+
+
+@pytest.mark.parametrize("rows", [BLOCK + 1, 2 * BLOCK, 3 * BLOCK - 1], ids=str)
+def test_blocks_of_rows_give_what_all_rows_at_once_do(rows: int, blocks: list[int]) -> None:
+    leaves, grad = make(rows), torch.randn(rows, 5)
+    for mine, true in zip(
+        with_gradients(feed_forward, leaves, grad), with_gradients(reference, leaves, grad), strict=True
+    ):
+        torch.testing.assert_close(mine, true, rtol=1e-5, atol=1e-5 * max(1.0, float(true.abs().max())))
+    assert blocks == [rows]
+
+
+def test_buffers_that_hold_rubbish_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    leaves, grad = make(BLOCK + 3), torch.randn(BLOCK + 3, 5)
+    true = with_gradients(reference, leaves, grad)
+    empty, like = Tensor.new_empty, torch.empty_like
+    monkeypatch.setattr(Tensor, "new_empty", lambda self, *size: empty(self, *size).fill_(torch.nan))
+    monkeypatch.setattr(torch, "empty_like", lambda tensor: like(tensor).fill_(torch.nan))
+    assert_close(with_gradients(feed_forward, leaves, grad), true)
+
+
+def test_a_gradient_of_any_layout_and_an_input_of_any_shape_are_taken() -> None:
+    x, *weights = make(2 * BLOCK)
+    grad = torch.randn(5, 2 * BLOCK).t()
+    flat = with_gradients(feed_forward, [x, *weights], grad)
+    deep = with_gradients(feed_forward, [x.view(4, -1, 5), *weights], grad.reshape(4, -1, 5))
+    assert all(torch.equal(a, b.view_as(a)) for a, b in zip(flat, deep, strict=True))
+
+
+def test_what_is_not_trained_and_what_is_small_goes_the_plain_way(blocks: list[int]) -> None:
+    large, small = make(2 * BLOCK), make(BLOCK)
+    with torch.no_grad():
+        assert torch.equal(feed_forward(*large), reference(*large))
+    feed_forward(*small)
+    with reference_only():
+        feed_forward(*large)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert feed_forward(*large).dtype == torch.bfloat16
+    assert blocks == []
+
+
+def test_a_compiled_layer_takes_the_plain_way(blocks: list[int]) -> None:
+    leaves, grad = make(BLOCK + 1), torch.randn(BLOCK + 1, 5)
+    compiled = torch.compile(feed_forward, backend="aot_eager", fullgraph=True)
+    assert_close(with_gradients(compiled, leaves, grad), with_gradients(reference, leaves, grad))
+    assert blocks == []
