@@ -64,9 +64,12 @@ def settled(run: Run, device: torch.device) -> Run:
         precision = best if settings.precision == "auto" else settings.precision
         return replace(settings, precision=precision, compile=gpu if settings.compile is None else settings.compile)
 
-    # the history sampler is too small for 16 bits to pay
-    stages: dict[str, Precision] = {"train": fast, "sampler_train": "float32", "pretrain": fast}
-    return replace(run, **{name: stage(getattr(run, name), best) for name, best in stages.items()})
+    return replace(
+        run,
+        train=stage(run.train, fast),
+        sampler_train=stage(run.sampler_train, "float32"),  # too small for 16 bits to pay
+        pretrain=stage(run.pretrain, fast),
+    )
 
 
 class Trainer:
