@@ -9,6 +9,7 @@ from pathlib import Path
 
 import tyro
 
+from remem.cli.side_by_side import train_side_by_side
 from remem.data.manifest import check_prepared
 from remem.errors import BadInput
 from remem.experiments.presets import PRESETS, find_preset, list_presets
@@ -18,7 +19,7 @@ from remem.settings.model import ModelSettings
 from remem.settings.run import Run, TrainSettings
 from remem.settings.tasks import Task
 
-HELP = """usage: remem train TASK/METHOD [--seed 0 1 2] [OPTIONS]
+HELP = """usage: remem train TASK/METHOD [--seed 0 1 2 [--at-once 3]] [OPTIONS]
        remem train --from FOLDER      repeat a run with the configuration in its folder
        remem train --resume FOLDER    go on with a run that was stopped
 
@@ -42,6 +43,8 @@ class Options:
     """Where the record goes, for `remem table`."""
     device: str = "auto"
     """cpu, cuda, or auto: a GPU if there is one."""
+    at_once: int = 1
+    """Seeds that are trained side by side, a process each; a GPU is shared by NVIDIA's MPS, where that is there."""
     task: Task
     model: ModelSettings
     train: TrainSettings
@@ -88,6 +91,12 @@ def main(argv: list[str]) -> None:
     runs = options.runs(preset)
     folders = [_folder(options, run) for run in runs]
     _refuse_used(folders)
+    if options.at_once < 1:
+        raise BadInput(f"--at-once {options.at_once}: give the number of runs that may go on side by side, 1 or more.")
+    if options.at_once > 1 and len(runs) > 1:
+        check_prepared(runs[0].task)
+        train_side_by_side(runs, folders, at_once=options.at_once, device=options.device, results=options.results)
+        return
     for run, folder in zip(runs, folders, strict=True):
         _train(run, folder, options, resume=False)
 

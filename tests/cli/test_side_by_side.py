@@ -1,0 +1,86 @@
+"""Runs side by side: the same as one after another, and none harms another."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_commands import TINY
+
+from remem.cli import side_by_side
+from remem.cli.main import main
+
+TRAIN = ["train", "synthetic/rm", *TINY]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as alone, since sums depend on it
+    return tmp_path
+
+
+def record(folder: Path) -> dict[str, object]:
+    found = json.loads((folder / "record.json").read_text())
+    return {name: found[name] for name in ("seed", "model", "metrics", "data", "config")}
+
+
+def test_seeds_at_once_are_those_trained_alone(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*TRAIN, "--seed", "0", "1", "2", "--at-once", "2", "--out", "both"]) == 0
+    told = capfd.readouterr()
+    assert "3 of 3 runs done: 12 steps in" in told.err
+    assert all(f"seed {seed}: synthetic/rm" in told.out for seed in (0, 1, 2))
+    assert len(list((here / "results" / "synthetic").rglob("*.json"))) == 3
+    subprocess.run([sys.executable, "-m", "remem", *TRAIN, "--seed", "1", "--out", "alone"], check=True)
+    assert record(here / "both" / "s1") == record(here / "alone")
+    assert record(here / "both" / "s0")["model"] != record(here / "alone")["model"]
+
+
+def test_a_run_that_fails_leaves_the_others_alone(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (here / "both" / "s1").mkdir(parents=True)
+    (here / "both" / "s1" / "checkpoint.safetensors").write_bytes(b"no checkpoint")
+    assert main([*TRAIN, "--seed", "0", "1", "--at-once", "2", "--out", "both"]) == 1
+    told = capfd.readouterr()
+    assert "1 of 2 runs done" in told.err
+    assert "1 of 2 runs failed" in told.err
+    assert told.err.rstrip().endswith("both/s1")
+    assert "seed 1: remem: " in told.out  # and what stands against it
+    assert (here / "both" / "s0" / "record.json").exists()
+
+
+def test_runs_that_share_nothing_are_refused_before_they_begin(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TRAIN, "--seed", "0", "1", "--at-once", "0"]) == 2
+    assert "--at-once 0" in capsys.readouterr().err
+    assert main(["train", "babi/rm", "--seed", "0", "1", "--at-once", "2"]) == 2
+    assert "remem data import" in capsys.readouterr().err
+    assert not list(here.rglob("config.json"))
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_shared_gpu_has_a_daemon_as_long_as_it_is_needed(
+    here: Path, monkeypatch: pytest.MonkeyPatch, starts: bool
+) -> None:
+    """NVIDIA's program is not on every machine; this one notes how it is called."""
+    control = here / side_by_side._MPS
+    notes = here / "calls"
+    control.write_text(f'#!/bin/sh\necho "$@" >> {notes}\n[ $# = 0 ] && cat >> {notes}\nexit {int(not starts)}\n')
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{here}:/usr/bin:/bin")
+    for place in side_by_side._PLACES:
+        monkeypatch.delenv(place, raising=False)
+    with side_by_side._one_gpu_for_all("cuda") as environment:
+        folders = [Path(environment[place]) for place in side_by_side._PLACES if place in environment]
+        assert len(folders) == (2 if starts else 0)
+        assert all(folder.is_dir() for folder in folders)
+    assert not any(folder.exists() for folder in folders)
+    assert notes.read_text() == ("-d\n\nquit\n" if starts else "-d\n")
+    # neither where there is nothing to share nor beside a daemon of somebody else's
+    with side_by_side._one_gpu_for_all("cpu") as environment:
+        assert not set(side_by_side._PLACES) & environment.keys()
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/somewhere")
+    with side_by_side._one_gpu_for_all("cuda") as environment:
+        assert environment["CUDA_MPS_PIPE_DIRECTORY"] == "/somewhere"
+    assert notes.read_text().count("-d") == 1
