@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 import remem.ops.feed_forward as op
+from remem.ops import linear as rows_op
 from remem.ops.feed_forward import feed_forward
 from remem.ops.feed_forward.reference import reference
 from remem.ops.paths import reference_only
 
-BLOCK = op._BLOCK
+BLOCK, LEAST = op._BLOCK, rows_op._LEAST_ROWS
 
 
 def make(rows: int, dim: int = 5, inner: int = 7, seed: int = 0) -> list[Tensor]:
@@ -46,7 +47,7 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-@pytest.mark.parametrize("rows", [BLOCK + 1, 2 * BLOCK, 3 * BLOCK - 1], ids=str)
+@pytest.mark.parametrize("rows", [LEAST + 1, BLOCK, BLOCK + 1, 3 * BLOCK - 1], ids=str)
 def test_blocks_of_rows_give_what_all_rows_at_once_do(rows: int, blocks: list[int]) -> None:
     leaves, grad = make(rows), torch.randn(rows, 5)
     for mine, true in zip(
@@ -59,9 +60,24 @@ def test_blocks_of_rows_give_what_all_rows_at_once_do(rows: int, blocks: list[in
 def test_buffers_that_hold_rubbish_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     leaves, grad = make(BLOCK + 3), torch.randn(BLOCK + 3, 5)
     true = with_gradients(reference, leaves, grad)
-    empty, like = Tensor.new_empty, torch.empty_like
-    monkeypatch.setattr(Tensor, "new_empty", lambda self, *size: empty(self, *size).fill_(torch.nan))
+    like = torch.empty_like
     monkeypatch.setattr(torch, "empty_like", lambda tensor: like(tensor).fill_(torch.nan))
+    assert_close(with_gradients(feed_forward, leaves, grad), true)
+
+
+def test_what_is_not_finite_stays_so(blocks: list[int]) -> None:
+    x, *weights = make(BLOCK + 3)
+    x[[1, -1], 2] = torch.nan
+    out = feed_forward(x, *weights)
+    assert out[[1, -1]].isnan().all()
+    assert out[2:-1].isfinite().all()
+    assert blocks == [BLOCK + 3]
+
+
+def test_without_onednn_the_results_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    leaves, grad = make(BLOCK + 1), torch.randn(BLOCK + 1, 5)
+    true = with_gradients(feed_forward, leaves, grad)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     assert_close(with_gradients(feed_forward, leaves, grad), true)
 
 
@@ -74,7 +90,7 @@ def test_a_gradient_of_any_layout_and_an_input_of_any_shape_are_taken() -> None:
 
 
 def test_what_is_not_trained_and_what_is_small_goes_the_plain_way(blocks: list[int]) -> None:
-    large, small = make(2 * BLOCK), make(BLOCK)
+    large, small = make(2 * BLOCK), make(LEAST)
     with torch.no_grad():
         assert torch.equal(feed_forward(*large), reference(*large))
     feed_forward(*small)

@@ -37,6 +37,11 @@ static void find_shown(Work *work, const bool *mask, long n) {
         if (mask[j]) work->which[work->shown++] = j;
 }
 
+/* Ask for what the next segment reads: heads are picked out of it in an order that no processor foresees. */
+static void fetch(const float *from, long count, bool is_there) {
+    for (long e = 0; is_there && e < count; e += WIDE) __builtin_prefetch(from + e);
+}
+
 /* products [n, room] of every row with every key or value that is shown */
 static void multiply(Work *work, const float *rows, long row_stride, const float *keys, long stride, long n, long c,
                      float *products) {
@@ -70,6 +75,14 @@ static void weigh(Work *work, const float *q, const float *k, long stride, long 
 static void mix(float *out, const float *share, long share_stride, const float *rows, long stride, const long *which,
                 long count, long c) {
     long e = 0;
+    for (; e + 2 * WIDE <= c; e += 2 * WIDE) { /* two sums that do not wait for one another */
+        wide sums[2] = {{0}};
+        for (long j = 0; j < count; j++) {
+            const float *row = rows + (which ? which[j] : j) * stride + e;
+            for (long u = 0; u < 2; u++) sums[u] += share[j * share_stride] * *(const wide *)(row + u * WIDE);
+        }
+        for (long u = 0; u < 2; u++) *(wide *)(out + e + u * WIDE) = sums[u];
+    }
     for (; e + WIDE <= c; e += WIDE) {
         wide sum = {0};
         for (long j = 0; j < count; j++)
@@ -95,6 +108,7 @@ int attend(long s, long n, long heads, long c, const float *qkv, const bool *mas
 #pragma omp for schedule(static)
         for (long i = 0; i < s; i++) {
             if (!ready) continue;
+            fetch(qkv + (i + 1) * n * stride, n * stride, i + 1 < s);
             find_shown(&work, mask + i * n, n);
             for (long h = 0; h < heads; h++) {
                 const float *q = qkv + i * n * stride + h * c, *k = q + width, *v = k + width;
@@ -116,7 +130,6 @@ int attend_backward(
     const long width = heads * c, stride = 3 * width;
     const float scale = 1.0f / sqrtf((float)c);
     int failed = 0;
-    memset(d_qkv, 0, s * n * stride * sizeof(float));
 #pragma omp parallel reduction(| : failed)
     {
         Work work;
@@ -126,7 +139,11 @@ int attend_backward(
 #pragma omp for schedule(static)
         for (long i = 0; i < s; i++) {
             if (!ready) continue;
+            fetch(qkv + (i + 1) * n * stride, n * stride, i + 1 < s);
+            fetch(grad + (i + 1) * n * width, n * width, i + 1 < s);
             find_shown(&work, mask + i * n, n);
+            for (long j = 0; j < n; j++) /* a hidden key and its value have no part in anything */
+                if (!mask[i * n + j]) memset(d_qkv + (i * n + j) * stride + width, 0, 2 * width * sizeof(float));
             for (long h = 0; h < heads; h++) {
                 const long at = i * n * stride + h * c;
                 const float *q = qkv + at, *k = q + width, *v = k + width, *g = grad + i * n * width + h * c;

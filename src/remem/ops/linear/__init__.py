@@ -1,0 +1,57 @@
+"""W x + b, trained on a CPU: products of many short rows by oneDNN, which has them sooner than Torch's own choice.
+
+The gradient of W, a product of the other shape, stays with that. What is not trained goes the plain way: a memory must
+not depend on which library computed it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from remem.ops.paths import fast
+
+_LEAST_ROWS = 512
+
+
+def linear(x: Float[Tensor, "*s i"], weight: Float[Tensor, "o i"], bias: Float[Tensor, " o"]) -> Float[Tensor, "*s o"]:
+    """W x + b, in the type that autocast gives a product."""
+    if not trained_here(x):
+        return F.linear(x, weight, bias)
+    out: Tensor = _Linear.apply(x.flatten(0, -2), weight, bias)  # type: ignore[no-untyped-call]
+    return out.unflatten(0, x.shape[:-1])
+
+
+def trained_here(x: Tensor) -> bool:
+    """Whether there are many rows in float32 on a CPU, and gradients are wanted."""
+    rows = x.numel() // max(1, x.shape[-1])
+    plain = x.dtype == torch.float32 and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+    wanted = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return fast() and plain and wanted and rows > _LEAST_ROWS
+
+
+def product(
+    x: Float[Tensor, "s i"], weight: Float[Tensor, "o i"], bias: Float[Tensor, " o"] | None = None
+) -> Float[Tensor, "s o"]:
+    """W x + b, by oneDNN if it is there; it is not asked to clip as well, as it would make zeros of what is NaN."""
+    if torch.backends.mkldnn.is_available():
+        return torch.ops.mkldnn._linear_pointwise(x.contiguous(), weight.contiguous(), bias, "none", [], "")
+    return F.linear(x, weight, bias)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return product(x, weight, bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        on_x = product(grad, weight.t()) if ctx.needs_input_grad[0] else None
+        return on_x, grad.t() @ x, grad.sum(dim=0)

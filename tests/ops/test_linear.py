@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from remem.ops import linear as op
+from remem.ops.linear import linear
+from remem.ops.paths import reference_only
+
+ROWS = op._LEAST_ROWS + 1
+
+
+def make(rows: int, into: int = 5, out: int = 3) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(rows)
+    return [torch.randn(shape, generator=generator) for shape in ((rows, into), (out, into), (out,))]
+
+
+def with_gradients(layer: Callable[..., Tensor], leaves: list[Tensor], grad: Tensor) -> list[Tensor]:
+    leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+    out = layer(*leaves)
+    return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+
+
+def assert_close(mine: list[Tensor], true: list[Tensor]) -> None:
+    for a, b in zip(mine, true, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * max(1.0, float(b.abs().max())))
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Shapes of what goes the fast way."""
+    seen: list[tuple[int, ...]] = []
+    plain = op.product
+    monkeypatch.setattr(op, "product", lambda x, *rest, **how: seen.append(tuple(x.shape)) or plain(x, *rest, **how))
+    return seen
+
+
+@pytest.mark.parametrize("onednn", [True, False])
+@pytest.mark.parametrize(("rows", "into", "out"), [(ROWS, 5, 3), (2000, 1, 1), (777, 33, 130)])
+def test_the_fast_way_equals_the_plain_one(
+    rows: int, into: int, out: int, onednn: bool, monkeypatch: pytest.MonkeyPatch, products: list[tuple[int, ...]]
+) -> None:
+    if not onednn:
+        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    leaves, grad = make(rows, into, out), torch.randn(out, rows).t()  # a gradient may lie in any order
+    assert_close(with_gradients(linear, leaves, grad), with_gradients(F.linear, leaves, grad))
+    assert products == [(rows, into), (rows, out)]
+
+
+def test_an_input_of_any_shape_and_one_without_a_gradient_are_taken(products: list[tuple[int, ...]]) -> None:
+    x, weight, bias = make(2 * ROWS)
+    weight.requires_grad_()
+    deep = linear(x.view(2, ROWS, 5), weight, bias)
+    assert torch.equal(deep.view(-1, 3), linear(x, weight, bias))
+    (on_weight,) = torch.autograd.grad(deep.sum(), weight)
+    torch.testing.assert_close(on_weight, x.sum(dim=0).expand(3, -1), rtol=1e-5, atol=1e-4)
+    assert products == [(2 * ROWS, 5)] * 2  # and none for x, which wants no gradient
+
+
+def test_what_is_not_trained_and_what_is_small_goes_the_plain_way(products: list[tuple[int, ...]]) -> None:
+    large, small = make(ROWS), make(ROWS - 1)
+    with torch.no_grad():
+        assert torch.equal(linear(*large), F.linear(*large))
+    linear(*small)
+    with reference_only():
+        linear(*large)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert linear(*large).dtype == torch.bfloat16
+    compiled = torch.compile(linear, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(*large), F.linear(*large))
+    assert products == []
