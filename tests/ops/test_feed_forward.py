@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
+from layer_parts import assert_close, with_gradients
 from torch import Tensor
 
 import remem.ops.feed_forward as op
@@ -19,18 +18,6 @@ def make(rows: int, dim: int = 5, inner: int = 7, seed: int = 0) -> list[Tensor]
     generator = torch.Generator().manual_seed(seed)
     shapes = ((rows, dim), (inner, dim), (inner,), (dim, inner), (dim,))
     return [torch.randn(shape, generator=generator) for shape in shapes]
-
-
-def with_gradients(layer: Callable[..., Tensor], leaves: list[Tensor], grad: Tensor) -> list[Tensor]:
-    """The output, then the gradients of x and of both layers' weights and biases."""
-    leaves = [leaf.detach().requires_grad_() for leaf in leaves]
-    out = layer(*leaves)
-    return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
-
-
-def assert_close(mine: list[Tensor], true: list[Tensor]) -> None:
-    for a, b in zip(mine, true, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * max(1.0, float(b.abs().max())))
 
 
 @pytest.fixture

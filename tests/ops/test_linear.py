@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
+from layer_parts import assert_close, with_gradients
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -17,17 +16,6 @@ ROWS = op._LEAST_ROWS + 1
 def make(rows: int, into: int = 5, out: int = 3) -> list[Tensor]:
     generator = torch.Generator().manual_seed(rows)
     return [torch.randn(shape, generator=generator) for shape in ((rows, into), (out, into), (out,))]
-
-
-def with_gradients(layer: Callable[..., Tensor], leaves: list[Tensor], grad: Tensor) -> list[Tensor]:
-    leaves = [leaf.detach().requires_grad_() for leaf in leaves]
-    out = layer(*leaves)
-    return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
-
-
-def assert_close(mine: list[Tensor], true: list[Tensor]) -> None:
-    for a, b in zip(mine, true, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * max(1.0, float(b.abs().max())))
 
 
 @pytest.fixture
