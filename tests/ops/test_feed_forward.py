@@ -55,7 +55,7 @@ def test_buffers_that_hold_rubbish_do_no_harm(monkeypatch: pytest.MonkeyPatch) -
 def test_what_is_not_finite_stays_so(blocks: list[int]) -> None:
     x, *weights = make(BLOCK + 3)
     x[[1, -1], 2] = torch.nan
-    out = feed_forward(x, *weights)
+    out = feed_forward(x.requires_grad_(), *weights)
     assert out[[1, -1]].isnan().all()
     assert out[2:-1].isfinite().all()
     assert blocks == [BLOCK + 3]
@@ -78,6 +78,9 @@ def test_a_gradient_of_any_layout_and_an_input_of_any_shape_are_taken() -> None:
 
 def test_what_is_not_trained_and_what_is_small_goes_the_plain_way(blocks: list[int]) -> None:
     large, small = make(2 * BLOCK), make(LEAST)
+    feed_forward(*large)  # nobody wants a gradient
+    large[0].requires_grad_()
+    small[0].requires_grad_()
     with torch.no_grad():
         assert torch.equal(feed_forward(*large), reference(*large))
     feed_forward(*small)

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from layer_parts import with_gradients
 from torch import Tensor
 
 from remem.ops.linear_relu import linear_relu
@@ -18,13 +19,6 @@ fused = torch.ops.remem.linear_relu
 def make(s: int, i: int, o: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     generator = torch.Generator().manual_seed(s + i + o)
     return [torch.randn(shape, generator=generator).to(DEVICE, dtype) for shape in ((s, i), (o, i), (o,))]
-
-
-def with_gradients(layer: object, leaves: list[Tensor], grad: Tensor) -> list[Tensor]:
-    """The output, then the gradients of x, weight and bias."""
-    leaves = [leaf.detach().requires_grad_() for leaf in leaves]
-    out = layer(*leaves)  # type: ignore[operator]
-    return [out.detach(), *torch.autograd.grad(out, leaves, grad.to(out.dtype))]
 
 
 @pytest.mark.parametrize("size", [(1, 1, 1), (7, 5, 3), (0, 4, 2), (33, 16, 64)], ids=str)

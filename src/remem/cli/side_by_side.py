@@ -34,12 +34,12 @@ def train_side_by_side(
     with _one_gpu_for_all(device) as environment:
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // at_once)))
         team = _Team(environment, ["--device", device, "--results", str(results)])
-        try:
-            with ThreadPoolExecutor(at_once) as threads:
+        with ThreadPoolExecutor(at_once) as threads:
+            try:
                 codes = list(threads.map(team.train, runs, folders))
-        except BaseException:
-            team.stop()
-            raise
+            except BaseException:
+                team.stop()
+                raise
     seconds = time.perf_counter() - began
     done = [folder for folder, code in zip(folders, codes, strict=True) if code == 0]
     steps = sum(json.loads((folder / "record.json").read_text())["cost"]["steps"] for folder in done)

@@ -27,18 +27,19 @@ def linear(x: Float[Tensor, "*s i"], weight: Float[Tensor, "o i"], bias: Float[T
 
 
 def trained_here(x: Tensor) -> bool:
-    """Whether there are many rows in float32 on a CPU, and gradients are wanted."""
-    rows = x.numel() // max(1, x.shape[-1])
-    plain = x.dtype == torch.float32 and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
-    wanted = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    return fast() and plain and wanted and rows > _LEAST_ROWS
+    """Whether there are many rows in float32 on a CPU, and their gradients are wanted."""
+    if x.device.type != "cpu" or not fast() or torch.compiler.is_compiling():
+        return False
+    wanted = torch.is_grad_enabled() and x.requires_grad
+    plain = x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    return wanted and plain and x.numel() > _LEAST_ROWS * x.shape[-1]
 
 
 def product(
     x: Float[Tensor, "s i"], weight: Float[Tensor, "o i"], bias: Float[Tensor, " o"] | None = None
 ) -> Float[Tensor, "s o"]:
     """W x + b, by oneDNN if it is there; it is not asked to clip as well, as it would make zeros of what is NaN."""
-    if torch.backends.mkldnn.is_available():
+    if torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return torch.ops.mkldnn._linear_pointwise(x.contiguous(), weight.contiguous(), bias, "none", [], "")
     return F.linear(x, weight, bias)
 
@@ -51,7 +52,6 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x, weight = ctx.saved_tensors
-        on_x = product(grad, weight.t()) if ctx.needs_input_grad[0] else None
-        return on_x, grad.t() @ x, grad.sum(dim=0)
+        return product(grad, weight.t()), grad.t() @ x, grad.sum(dim=0)
