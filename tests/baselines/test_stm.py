@@ -175,7 +175,10 @@ def test_padded_segments_keep_the_memory_to_the_last_bit() -> None:
     stm, stream = make_stm(), random_stream(2, 4, ragged=False)
     # stream 0 pauses in the middle, stream 1 ends early; the rows they point to hold real items
     segment_mask = torch.tensor([[True, False, True, True], [True, True, False, False]])
-    after = memories(stm, stream._replace(segment_mask=segment_mask))
+    # as it was kept: what is read out of all of them by one product may differ in its last bits from row to row
+    after = stm.along(stm.initial_state(2), stream._replace(segment_mask=segment_mask), lambda state: state.relations)[
+        1
+    ]
     for b in range(2):
         for t in range(4):
             assert torch.equal(after[b, t + 1], after[b, t]) != bool(segment_mask[b, t])

@@ -166,15 +166,20 @@ def test_what_a_run_leaves_to_its_device_is_decided_there_and_recorded(
     tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = replace(tiny_run, train=replace(tiny_run.train, precision="auto", compile=None, steps=2))
+    long = replace(run, train=replace(run.train, steps=2000))
     _, record = Trainer(run, tmp_path / "run", device=CPU, quiet=True).train()
     written = json.loads((tmp_path / "run" / "config.json").read_text())
     for config in (record["config"], written):
         assert (config["train"]["precision"], config["train"]["compile"]) == ("float32", False)
     for has_bf16, precision in ((True, "bf16"), (False, "float32")):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda emulated, has=has_bf16: has)
-        trainer = Trainer(run, tmp_path / "gpu", device=torch.device("cuda"), quiet=True)
+        trainer = Trainer(long, tmp_path / "gpu", device=torch.device("cuda"), quiet=True)
         assert (trainer.run.train.precision, trainer.run.train.compile) == (precision, True)
         assert trainer.run.sampler_train.precision == "float32"
+    # a short run is not compiled, unless its memory reads item by item
+    rival = replace(run, model=PRESETS["synthetic/dnc"].model)
+    short = [settled(each, torch.device("cuda")).train.compile for each in (run, rival)]
+    assert short == [False, True]
     # what was asked for is kept
     asked = replace(run, train=replace(run.train, precision="float32", compile=False))
     trainer = Trainer(asked, tmp_path / "asked", device=torch.device("cuda"), quiet=True)

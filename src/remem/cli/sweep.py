@@ -38,7 +38,7 @@ class Options:
     precision: Literal["auto", "float32", "bf16"] = "auto"
     """Arithmetic of training; auto is bf16 on a GPU, float32 elsewhere."""
     compile: bool | None = None
-    """Compile the models' layers, which pays for itself in long runs on a GPU; None does so there."""
+    """Compile the models' layers; None does so on a GPU, where it pays."""
     results: Path = Path("results")
     """Folder of the records, which go to sweeps/TASK in it."""
     runs: Path = Path("runs/sweep")

@@ -28,6 +28,7 @@ from remem.errors import BadInput
 from remem.model.assembly import MemoryModel
 from remem.model.sampler import HistorySampler, RandomSampler, Sampler
 from remem.settings.codec import to_json
+from remem.settings.model import MachineSettings
 from remem.settings.run import Run, TrainSettings
 from remem.tasks.base import Metrics, Task
 from remem.tasks.load import load_task
@@ -40,6 +41,7 @@ from remem.training.record import code_version, make_record
 Precision = Literal["float32", "bf16"]
 CONFIG_FILE = "config.json"
 RECORD_FILE = "record.json"
+_LONG = 2000  # steps from which on compiling, about a minute, pays for itself on a GPU
 
 
 def pick_device(name: str) -> torch.device:
@@ -58,11 +60,15 @@ def pick_device(name: str) -> torch.device:
 def settled(run: Run, device: torch.device) -> Run:
     """What a run leaves to its device, decided: its record says so, and a run that is resumed keeps to it."""
     gpu = device.type == "cuda"
+    item_by_item = not isinstance(
+        run.model.machine, MachineSettings
+    )  # some rivals do, and others have little to compile
     fast: Precision = "bf16" if gpu and torch.cuda.is_bf16_supported(False) else "float32"
 
     def stage(settings: TrainSettings, best: Precision) -> TrainSettings:
         precision = best if settings.precision == "auto" else settings.precision
-        return replace(settings, precision=precision, compile=gpu if settings.compile is None else settings.compile)
+        pays = gpu and (item_by_item or settings.steps >= _LONG)
+        return replace(settings, precision=precision, compile=pays if settings.compile is None else settings.compile)
 
     return replace(
         run,
