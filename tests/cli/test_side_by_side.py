@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -57,6 +61,27 @@ def test_runs_that_share_nothing_are_refused_before_they_begin(here: Path, capsy
     assert main(["train", "babi/rm", "--seed", "0", "1", "--at-once", "2"]) == 2
     assert "remem data import" in capsys.readouterr().err
     assert not list(here.rglob("config.json"))
+
+
+def test_who_is_interrupted_leaves_no_run_behind(here: Path) -> None:
+    command = [sys.executable, "-m", "remem", *TRAIN, "--seed", "0", "1", "2", "--at-once", "2", "--out", "both"]
+    endless = ["--train.steps", "1000000", "--train.checkpoint-every", "1"]
+    process = subprocess.Popen([*command, *endless], start_new_session=True, stderr=subprocess.PIPE, text=True)
+    try:
+        waited = time.monotonic() + 60
+        while not all((here / "both" / name / "checkpoint.safetensors").exists() for name in ("s0", "s1")):
+            assert time.monotonic() < waited
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)  # to it alone, not as a terminal does
+        _, told = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert "stopped" in told
+        with pytest.raises(ProcessLookupError):
+            os.killpg(process.pid, 0)  # nobody of its group is there
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert not (here / "both" / "s2" / "checkpoint.safetensors").exists()
 
 
 @pytest.mark.parametrize("starts", [True, False])

@@ -286,6 +286,13 @@ def test_a_lead_that_stays_is_drawn_as_if_all_of_it_were_wrong(
     assert shares[1] > 2 * shares[0]
 
 
+def test_tries_without_a_lead_are_refused(tiny_run: Run, tmp_path: Path) -> None:
+    run = replace(tiny_run, train=replace(tiny_run.train, lead_tries=2))
+    with pytest.raises(BadInput, match=r"A lead of 2 tries needs a part that leads.*--train.lead-tries 1"):
+        Trainer(run, tmp_path / "run", device=CPU, quiet=True).train()
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_lead_can_not_begin_anew_from_given_weights(tiny_model: Path, tiny_run: Run, tmp_path: Path) -> None:
     model = replace(tiny_run.model, weights_from=tiny_model)
     run = replace(tiny_run, model=model, train=replace(tiny_run.train, lead_tries=2))

@@ -69,7 +69,7 @@ class TrainSettings:
     """On a GPU, capture the whole step as a CUDA graph, one for each batch shape; a CPU ignores this."""
     compile: bool | None = None
     """Compile the model's layers (`torch.compile`); None does so on a GPU, in runs of 2,000 steps or more and for
-    memories that read item by item, where it pays for the minute that it takes."""
+    the rivals of RM, most of which read item by item, where it pays for the minute that it takes."""
     nan_budget: int = 3
     """Steps with a non-finite loss or gradient that may be skipped before the run stops."""
 

@@ -60,14 +60,12 @@ def pick_device(name: str) -> torch.device:
 def settled(run: Run, device: torch.device) -> Run:
     """What a run leaves to its device, decided: its record says so, and a run that is resumed keeps to it."""
     gpu = device.type == "cuda"
-    item_by_item = not isinstance(
-        run.model.machine, MachineSettings
-    )  # some rivals do, and others have little to compile
+    rival = not isinstance(run.model.machine, MachineSettings)  # it reads item by item, or has little to compile
     fast: Precision = "bf16" if gpu and torch.cuda.is_bf16_supported(False) else "float32"
 
     def stage(settings: TrainSettings, best: Precision) -> TrainSettings:
         precision = best if settings.precision == "auto" else settings.precision
-        pays = gpu and (item_by_item or settings.steps >= _LONG)
+        pays = gpu and (rival or settings.steps >= _LONG)
         return replace(settings, precision=precision, compile=pays if settings.compile is None else settings.compile)
 
     return replace(
@@ -104,6 +102,11 @@ class Trainer:
             raise BadInput(
                 f"A lead of {self.run.train.lead_tries} tries begins anew with other weights, but these are those of "
                 f"{self.run.model.weights_from}; give --train.lead-tries 1 or --model.weights-from None."
+            )
+        if self.run.train.lead_tries > 1 and not (self.run.train.lead and self.run.train.lead_steps):
+            raise BadInput(
+                f"A lead of {self.run.train.lead_tries} tries needs a part that leads and its steps; give --train.lead "
+                "and --train.lead-steps, or --train.lead-tries 1."
             )
         self.folder.mkdir(parents=True, exist_ok=True)
         write_file(self.folder / CONFIG_FILE, json.dumps(to_json(self.run), indent=1).encode())
