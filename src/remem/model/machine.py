@@ -58,5 +58,6 @@ class MemoryMachine(nn.Module):
 
     def compile_parts(self, backend: str) -> None:
         """The encoder, and what the scan prepares."""
-        self.encoder.compile(backend=backend)
+        if isinstance(self.encoder, TransformerEncoder):  # a GRU is one kernel, and under autocast can't be traced
+            self.encoder.compile(backend=backend)
         self.writer.compile_parts(backend)
