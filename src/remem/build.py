@@ -46,10 +46,12 @@ from remem.model.embed import (
 from remem.model.encoder import GRUEncoder, TransformerEncoder
 from remem.model.heads import CandidateHead, ClassHead, ClickHead, Head
 from remem.model.machine import MemoryMachine
+from remem.model.matching import WordMatch
 from remem.model.reasoner import MultiHopReasoner
 from remem.model.rehearsal import RehearsalDecoder
 from remem.model.sampler import HistorySampler
 from remem.model.transformer import PositionCode
+from remem.model.turns import TurnMachine
 from remem.model.writer import SlotWriter
 from remem.settings.baselines import (
     ASReaderSettings,
@@ -110,7 +112,19 @@ def build_memory_model(settings: ModelSettings, codec: Codec) -> MemoryModel:
         reasoner=_reasoner(settings, settings.item_dim),
         head=build_head(settings, codec, settings.model_dim, query_encoder),
         decoder=_decoder(settings, codec.segment_len) if settings.rehearsal.enabled else None,
+        word_match=_word_match(settings, codec, embed),
     )
+
+
+def _word_match(settings: ModelSettings, codec: Codec, embed: Embedding) -> WordMatch | None:
+    if not settings.reasoner.match_words:
+        return None
+    if codec.answer_kind != AnswerKind.CANDIDATES or not isinstance(embed, ItemEmbedding):
+        raise BadInput(
+            "--model.reasoner.match-words compares the words of candidates with those of a text; this task has no such "
+            "candidates. Leave it False."
+        )
+    return WordMatch(words=embed.table)
 
 
 def build_direct(settings: ModelSettings, codec: Codec) -> DirectlyReason | MultiHopReason:
@@ -273,7 +287,11 @@ def build_machine(settings: ModelSettings, segment_len: int) -> MemoryMachine:
         copy_start=machine.copy_start,
         slot_identity=machine.slot_identity,
     )
-    return MemoryMachine(encoder=encoder, writer=writer, num_slots=machine.num_slots, item_dim=settings.item_dim)
+    parts: dict[str, Any] = {
+        "encoder": encoder, "writer": writer, "num_slots": machine.num_slots, "item_dim": settings.item_dim,
+        "weigh_items": machine.weigh_items,
+    }  # fmt: skip
+    return TurnMachine(turns=machine.turns, **parts) if machine.turns else MemoryMachine(**parts)
 
 
 def build_sampler(settings: ModelSettings, codec: Codec) -> HistorySampler:

@@ -72,11 +72,19 @@ def test_streams_of_a_part_are_drawn_alike() -> None:
     assert max(seen.values()) - min(seen.values()) <= 1
 
 
-def test_leading_parts_come_alone() -> None:
-    split, parts = split_of_parts(), set()
-    for bucket, rows in focused_batches(split, {}, 1.0, 8, 30, 0, 0, only=[1]):
-        parts.update(split.buckets[bucket].query.part[rows, 0].tolist())
-    assert parts == {1}
+def test_leading_parts_come_alone_or_have_their_share() -> None:
+    split = split_of_parts()
+
+    def drawn_with(share: float) -> Counter[int]:
+        parts = Counter[int]()
+        for bucket, rows in focused_batches(split, {0: 100.0}, 1.0, 8, 100, 0, 0, first=[1], share=share):
+            parts.update(split.buckets[bucket].query.part[rows, 0].tolist())
+        return parts
+
+    assert set(drawn_with(1.0)) == {1}
+    parts = drawn_with(0.6)
+    assert parts[1] == pytest.approx(480, rel=0.1)
+    assert parts[0] / parts[2] == pytest.approx(2, rel=0.2)  # the others by their errors, as ever
 
 
 def test_batches_have_one_shape_and_leave_a_single_stream_out() -> None:

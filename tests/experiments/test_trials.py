@@ -11,7 +11,14 @@ import pytest
 
 from remem.errors import BadInput
 from remem.experiments.presets import PRESETS
-from remem.experiments.trials import find_runs, format_steps, format_trials, format_variants, named_after
+from remem.experiments.trials import (
+    find_runs,
+    format_parts_after,
+    format_steps,
+    format_trials,
+    format_variants,
+    named_after,
+)
 from remem.experiments.variation import differences
 from remem.settings.codec import to_json
 from remem.settings.model import without_rehearsal
@@ -61,6 +68,24 @@ def test_runs_on_some_tasks_have_a_table_of_their_own_with_the_streams_they_add(
         "| `trials/babi/task16` | the number of steps | 9 of 9 | 50.00 |",
     ]
     assert len(rows(format_trials(tmp_path, "babi"))) == 1
+
+
+def test_runs_on_some_tasks_are_compared_task_by_task_after_equal_steps(tmp_path: Path) -> None:
+    some = replace(RM, task=replace(RM.task, tasks=(1, 16)))  # type: ignore[call-arg]
+
+    def history(*steps: int) -> list[dict[str, float]]:
+        return [{"step": step, "error": 5000 / step, "qa1": step / 100, "qa16": 50.0} for step in steps]
+
+    write(tmp_path, "trials/babi/slow", some, 40.0, history=history(500, 1000))
+    write(tmp_path, "trials/babi/fast", some, 40.0, history=[{"step": 500, "error": 1.0, "qa1": 0.25, "qa16": 2.0}])
+    write(tmp_path, "babi/rm", RM, 5.0, history=history(500))
+    assert rows(format_parts_after(tmp_path, "babi", 500, (1, 16))) == [
+        "| `trials/babi/fast` | 0.2 | 2.0 |",
+        "| `trials/babi/slow` | 5.0 | 50.0 |",
+    ]
+    assert rows(format_parts_after(tmp_path, "babi", 1000, (1, 16))) == ["| `trials/babi/slow` | 10.0 | 50.0 |"]
+    with pytest.raises(BadInput, match="validated after 7 steps"):
+        format_parts_after(tmp_path, "babi", 7, (1, 16))
 
 
 def test_a_record_from_before_a_setting_or_with_one_that_is_gone_is_read() -> None:

@@ -20,7 +20,7 @@ from remem.experiments.presets import PRESETS
 from remem.experiments.records import read_record, read_records
 from remem.experiments.sweeps import format_sweep, make_sweep, tabulate
 from remem.experiments.tables import Runs, format_lines, format_parts, format_table, make_parts, make_table, ordered
-from remem.experiments.trials import TRIALS, format_steps, format_trials, format_variants
+from remem.experiments.trials import TRIALS, format_parts_after, format_steps, format_trials, format_variants
 from remem.experiments.variation import leaves
 
 _BLOCK = re.compile(r"(<!-- (?P<mark>[^>]+?) -->\n)(?P<body>(?:(?!<!--).)*)(<!-- end -->)", flags=re.DOTALL)
@@ -109,6 +109,11 @@ def _variants(results: Path, words: list[str]) -> str:
 
 def _equal_steps(results: Path, words: list[str]) -> str:
     return format_steps(results, words[0], words[1:])
+
+
+def _tasks_after(results: Path, words: list[str]) -> str:
+    task, step, *parts = words
+    return format_parts_after(results, task, int(step), tuple(map(int, parts)))
 
 
 def _bench(results: Path, words: list[str]) -> str:
@@ -220,6 +225,7 @@ _MAKERS: dict[str, Callable[[Path, list[str]], str]] = {
     "variants": _variants,
     "best of each kind": _best_of_each_kind,
     "equal steps": _equal_steps,
+    "tasks after": _tasks_after,
     "bench": _bench,
     "checks": _checks,
     "goals": _goals,

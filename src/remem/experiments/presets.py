@@ -119,6 +119,14 @@ def _improved(paper: ModelSettings, *, dropout: float, light: bool = False, **re
 RM_PASSAGE = _improved(
     PAPER_LONG, dropout=0.1, light=True, compare=True, tie_query_words=True, match_candidates=True
 )  # fmt: skip
+# A memory that can be read by the words themselves: sentences take turns at the slots, which are sums of their words.
+RM_TURNS = replace(
+    with_machine(
+        RM_PASSAGE, encoder_layers=0, copy_start=True, keep_bias=4.0, aligned_gain=0.3, turns=3, weigh_items=True
+    ),
+    reasoner=replace(RM_PASSAGE.reasoner, match_words=True),
+    rehearsal=replace(RM_PASSAGE.rehearsal, sampler="random"),
+)
 # Frames are alike one after another: slots start as sums of them, and the bi-GRU of Table 6 was ahead on validation.
 RM_VIDEO = with_machine(
     _improved(PAPER_VIDEO, dropout=0.3, light=True), encoder="gru", copy_start=True
@@ -358,6 +366,8 @@ PRESETS: dict[str, Run] = {
         *family(_BABI, RM_STORIES, _STORIES), *_stories(), *_rivals(_STORIES, RM_STORIES), *_natives(),
         *family(_NARRATIVEQA, RM_PASSAGE), *_rivals(_NARRATIVEQA, RM_PASSAGE),
         *_readers(_NARRATIVEQA, RM_PASSAGE, _TEXT_READERS), _pretrained(_NARRATIVEQA, RM_PASSAGE, steps=1000),
+        replace(_NARRATIVEQA, method="rm-turns", model=RM_TURNS),
+        replace(_NARRATIVEQA, method="rm-turns-no-rehearsal", model=without_rehearsal(RM_TURNS)),
         *family(_ACTIVITYNETQA, RM_VIDEO), *_rivals(_ACTIVITYNETQA, RM_VIDEO),
         *_readers(_ACTIVITYNETQA, RM_VIDEO, _VIDEO_READERS),
         *(run for clicks in _CLICKS for run in (*family(clicks, RM_CLICKS), *_rivals(clicks, RM_CLICKS))),

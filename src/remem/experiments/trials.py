@@ -131,3 +131,19 @@ def format_steps(results: Path, task: str, methods: list[str]) -> str:
         rows.append([f"{step:,}", *cells])
     ends = [", ".join(f"{c[max(c)]:.1f} ({max(c):,})" for c in group) for group in curves.values()]
     return format_lines(["steps", *methods], [*rows, ["last (steps)", *ends]], "md")
+
+
+def format_parts_after(results: Path, task: str, step: int, parts: tuple[int, ...]) -> str:
+    """What each run on these tasks of bAbI alone had wrong after so many steps, task by task; best first."""
+    rows = []
+    for folder, group in find_runs(results, task).items():
+        if not _is_asked(folder, group, parts):
+            continue
+        after = [h for record in group for h in record["history"] if h["step"] == step]
+        if after:
+            cells = [", ".join(f"{h[f'qa{part}']:.1f}" for h in after) for part in parts]
+            rows.append((sum(h["error"] for h in after) / len(after), [f"`{folder}`", *cells]))
+    if not rows:
+        raise BadInput(f"No run on tasks {parts} of {task} in {results} was validated after {step} steps.")
+    header = [f"after {step:,} steps", *(f"task {part}" for part in parts)]
+    return format_lines(header, [cells for _, cells in sorted(rows)], "md")

@@ -11,6 +11,7 @@ from remem.data.batch import Candidates, QueryBatch, Segment, StreamBatch
 from remem.model.embed import Embedding, QueryEncoder
 from remem.model.heads import Head
 from remem.model.interface import Memorizer, State, Trace, embed_stream, gather_rows
+from remem.model.matching import WordMatch
 from remem.model.reasoner import MultiHopReasoner
 from remem.model.rehearsal import RehearsalDecoder
 
@@ -34,11 +35,13 @@ class MemoryModel(nn.Module):
         reasoner: MultiHopReasoner,
         head: Head,
         decoder: RehearsalDecoder | None,
+        word_match: WordMatch | None = None,
     ) -> None:
         super().__init__()
         self.embed, self.query_encoder = embed, query_encoder
         self.memorizer = memorizer
         self.reasoner, self.head, self.decoder = reasoner, head, decoder
+        self.word_match = word_match
 
     @property
     def memory_method(self) -> Memorizer:
@@ -69,7 +72,10 @@ class MemoryModel(nn.Module):
     ) -> Answered:
         """A = R(M, Q): the memory is all it sees of the stream."""
         reason, weights = self.reasoner(memory, self.query_encoder(tokens, token_mask))
-        return Answered(self.head(reason[:, None], candidates).squeeze(1), weights)
+        scores = self.head(reason[:, None], candidates)
+        if self.word_match is not None and candidates is not None:
+            scores = scores + self.word_match(memory[:, None], tokens[:, None], token_mask[:, None], candidates)
+        return Answered(scores.squeeze(1), weights)
 
     def answer_all(self, trace: Trace, query: QueryBatch) -> Answered:
         """Every question of every stream, from the memory as it was when the question was asked."""
@@ -80,7 +86,10 @@ class MemoryModel(nn.Module):
         question = self.query_encoder(query.tokens.flatten(0, 1), query.token_mask.flatten(0, 1))
         found = self.reasoner(memory.flatten(0, 1), question)
         reason, weights = (value.unflatten(0, query.answer.shape) for value in found)
-        return Answered(self.head(reason, query.candidates), weights)
+        scores = self.head(reason, query.candidates)
+        if self.word_match is not None and query.candidates is not None:
+            scores = scores + self.word_match(memory, query.tokens, query.token_mask, query.candidates)
+        return Answered(scores, weights)
 
     def forward(self, stream: StreamBatch, query: QueryBatch) -> Float[Tensor, "b q c"]:
         """Scores of every answer: what the harness asks of every method."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from remem.data.batch import Segment
@@ -27,10 +27,20 @@ class MemoryMachine(nn.Module):
     """
 
     def __init__(
-        self, *, encoder: TransformerEncoder | GRUEncoder, writer: SlotWriter, num_slots: int, item_dim: int
+        self,
+        *,
+        encoder: TransformerEncoder | GRUEncoder,
+        writer: SlotWriter,
+        num_slots: int,
+        item_dim: int,
+        weigh_items: bool = False,
     ) -> None:
         super().__init__()
         self.encoder, self.writer = encoder, writer
+        self.weigh = nn.Linear(item_dim, 1) if weigh_items else None
+        if self.weigh is not None:
+            nn.init.zeros_(self.weigh.weight)
+            nn.init.zeros_(self.weigh.bias)
         self.first_slots = nn.Parameter(torch.tanh(torch.randn(num_slots, item_dim)))
 
     def initial_state(self, batch_size: int) -> SlotState:
@@ -41,14 +51,19 @@ class MemoryMachine(nn.Module):
         """M: the slots themselves."""
         return state.slots
 
+    def features(self, items: Float[Tensor, "s n d"], mask: Bool[Tensor, "s n"]) -> Float[Tensor, "s n d"]:
+        """F^t of X^t, each item by its weight where items are weighed."""
+        encoded = self.encoder(items, mask)
+        return encoded if self.weigh is None else 2 * torch.sigmoid(self.weigh(encoded)) * encoded
+
     def write(self, state: SlotState, segment: Segment) -> SlotState:
         """M^{t+1} from M^t and the segment X^t."""
-        slots, _ = self.writer(state.slots, self.encoder(segment.items, segment.mask), segment.mask)
+        slots, _ = self.writer(state.slots, self.features(segment.items, segment.mask), segment.mask)
         return SlotState(slots)
 
     def write_stream(self, state: SlotState, stream: EmbeddedStream) -> Trace:
         """All segments in turn: encoded in one call, so that only the write itself is sequential."""
-        features = self.encoder(stream.items, stream.item_mask)
+        features = self.features(stream.items, stream.item_mask)
         scanned = self.writer.scan(
             state.slots, features, stream.item_mask, stream.order, stream.segment_mask, in_turn=stream.in_turn
         )

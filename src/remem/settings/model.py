@@ -35,6 +35,12 @@ class MachineSettings:
     """Ours: initial bias of the update gate of Eq. 2 towards keeping; at 0 half of every slot is lost each segment."""
     copy_start: bool = False
     """Ours: the candidate of Eq. 2 starts as tanh(l_k / 2), so that a slot is at first a fading sum of its items."""
+    turns: int = 0
+    """Ours: slots take turns, each for so many segments in which its scores of Eq. 1 are raised, so that what stands
+    together is kept together; 0 leaves it to the scores alone."""
+    weigh_items: bool = False
+    """Ours: each feature is multiplied by a learned weight 2 sigma(v^T f + c) before it is written; in Eq. 1 every item
+    hands out one unit of itself, whatever it is worth."""
     slot_identity: bool = False
     """Ours: a learned vector per slot inside the tanh of Eq. 1, so that slots can differ by what they are for."""
 
@@ -65,6 +71,9 @@ class ReasonerSettings:
     """Ours: questions share the items' embedding, where both are words of one vocabulary."""
     match_candidates: bool = False
     """Ours: the inner product of reason and candidate is added to a candidate's score."""
+    match_words: bool = False
+    """Ours: a candidate's score grows with what its words and the question's have in common with the same slots, by
+    inner products of their embeddings, which tell words apart that were never met in training."""
 
 
 @dataclass(frozen=True, kw_only=True)

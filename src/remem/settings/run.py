@@ -38,7 +38,9 @@ class TrainSettings:
     are wrong in validation than once all are right, parts having equal shares otherwise; 0 draws every stream once an
     epoch."""
     lead: tuple[str, ...] = ()
-    """Ours: parts of the task that are trained on alone at first (`qa16`), for `lead_steps`; needs a focus."""
+    """Ours: parts of the task that come first (`qa16`), for `lead_steps`; needs a focus."""
+    lead_share: float = 1.0
+    """Share of the streams that are theirs meanwhile, the others being drawn as ever; 1 trains on them alone."""
     lead_steps: int = 0
     """Steps of the leading parts at most, up to the next validation."""
     lead_until: float = 0.0

@@ -147,6 +147,10 @@ def _batches(
         raise BadInput(
             f"Parts that come first ({', '.join(settings.lead)}) need a focus above 0, by which others follow."
         )
+    if not 0 < settings.lead_share <= 1:
+        raise BadInput(
+            f"Parts that come first can't have {settings.lead_share:g} of the streams; give a share above 0, up to 1."
+        )
     if not settings.focus:
         yield from training_batches(train, settings.batch_size, seed, progress.step)
     if part_errors is None:
@@ -168,7 +172,7 @@ def _batches(
             errors = errors | dict.fromkeys(lead, 100.0)
         yield from focused_batches(
             train, errors, settings.focus, settings.batch_size, settings.eval_every, seed, turn,
-            only=lead if leading else (),
+            first=lead if leading else (), share=settings.lead_share,
         )[skip:]  # fmt: skip
 
 

@@ -46,10 +46,11 @@ def assign(
     item_side: Float[Tensor, "b n m"],
     item_mask: Bool[Tensor, "b n"],
     weights: ScanWeights,
+    bonus: Float[Tensor, "b k"] | None = None,
 ) -> Float[Tensor, "b k n"]:
     """alpha-hat of Eq. 1: how each item is shared out among the slots; nothing of a padded item.
 
-    alpha_kn = w^T tanh(W_1 m_k + W_2 f_n + b), softmax over k; `item_side` is W_2 f_n + b.
+    alpha_kn = w^T tanh(W_1 m_k + W_2 f_n + b), softmax over k; `item_side` is W_2 f_n + b, and a `bonus` is added.
     """
     slot_side = F.linear(slots, weights.slot_side)
     if weights.identity is not None:
@@ -57,6 +58,8 @@ def assign(
     # a padded item may hold anything, and NaN times a gradient of zero is NaN
     real_side = item_side.masked_fill(~item_mask[..., None], 0.0)
     scores = F.linear(torch.tanh(slot_side[:, :, None] + real_side[:, None]), weights.score[None]).squeeze(-1)
+    if bonus is not None:
+        scores = scores + bonus[..., None]
     return at_least_float32(scores).softmax(dim=1).masked_fill(~item_mask[:, None], 0.0)
 
 
@@ -94,9 +97,10 @@ def write_segment(
     item_mask: Bool[Tensor, "b n"],
     weights: ScanWeights,
     gain: float,
+    bonus: Float[Tensor, "b k"] | None = None,
 ) -> tuple[Float[Tensor, "b k d"], Float[Tensor, "b k n"]]:
     """The slots after one segment, and how its items were shared out."""
-    assignment = assign(slots, item_side, item_mask, weights)
+    assignment = assign(slots, item_side, item_mask, weights, bonus)
     written = update(slots, align(assignment, features, item_mask, gain), weights)
     # rows whose segment is all padding have received nothing
     return torch.where(item_mask.any(dim=-1)[:, None, None], written, slots), assignment
