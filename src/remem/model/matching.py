@@ -11,6 +11,8 @@ from remem.data.batch import Candidates
 from remem.model.embed import lookup
 from remem.ops.precision import at_least_float32
 
+_WEIGHT_GAIN = 20.0  # Adam moves a number by a thousandth in a step, and words must be told apart in a few hundred
+
 
 class WordMatch(nn.Module):
     """Looks for a candidate's words in the slots that hold the question's.
@@ -53,5 +55,5 @@ class WordMatch(nn.Module):
     def _sum(
         self, weight: nn.Embedding, tokens: Int[Tensor, "b t w"], mask: Bool[Tensor, "b t w"]
     ) -> Float[Tensor, "b t d"]:
-        shares = F.softplus(lookup(weight, tokens)) * mask[..., None]
+        shares = F.softplus(_WEIGHT_GAIN * lookup(weight, tokens)) * mask[..., None]
         return F.normalize(at_least_float32((shares * lookup(self.words, tokens)).sum(dim=-2)), dim=-1)
