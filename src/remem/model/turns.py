@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from remem.data.batch import Segment
 from remem.model.interface import EmbeddedStream, Trace
@@ -64,7 +63,8 @@ class TurnMachine(MemoryMachine):
         self, state: TurnState, features: Float[Tensor, "b n d"], item_side: Float[Tensor, "b n m"],
         mask: Bool[Tensor, "b n"],
     ) -> tuple[TurnState, Float[Tensor, "b k n"]]:  # fmt: skip
-        turn = F.one_hot(state.read // self.turns, len(self.first_slots))
+        every = torch.arange(len(self.first_slots), device=state.read.device)
+        turn = (state.read // self.turns)[:, None] == every  # [b, k]
         slots, shares = reference.write_segment(
             state.slots, features, item_side, mask, self.writer.weights, self.writer.aligned_gain, self.turn_gain * turn
         )
