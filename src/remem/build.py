@@ -260,7 +260,7 @@ def _fields(settings: BaselineSettings) -> dict[str, Any]:
     return {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
 
 
-def build_machine(settings: ModelSettings, segment_len: int) -> MemoryMachine:
+def build_machine(settings: ModelSettings, segment_len: int) -> MemoryMachine | TurnMachine:
     """The rehearsal memory machine G."""
     machine = settings.machine
     if not isinstance(machine, MachineSettings):

@@ -20,11 +20,8 @@ class SlotState(NamedTuple):
     slots: Float[Tensor, "b k d"]
 
 
-class MemoryMachine(nn.Module):
-    """Encodes each segment and writes it into the slots.
-
-    The first memory is learned and different for every slot: slots that start equal stay equal under Eq. 1 and 2.
-    """
+class SlotMachine(nn.Module):
+    """What reads segments for slots, whatever decides where they go: the encoder, weights of items, and the writer."""
 
     def __init__(
         self,
@@ -43,6 +40,24 @@ class MemoryMachine(nn.Module):
             nn.init.zeros_(self.weigh.bias)
         self.first_slots = nn.Parameter(torch.tanh(torch.randn(num_slots, item_dim)))
 
+    def features(self, items: Float[Tensor, "s n d"], mask: Bool[Tensor, "s n"]) -> Float[Tensor, "s n d"]:
+        """F^t of X^t, each item by its weight where items are weighed."""
+        encoded = self.encoder(items, mask)
+        return encoded if self.weigh is None else 2 * torch.sigmoid(self.weigh(encoded)) * encoded
+
+    def compile_parts(self, backend: str) -> None:
+        """The encoder, and what the scan prepares."""
+        if isinstance(self.encoder, TransformerEncoder):  # a GRU is one kernel, and under autocast can't be traced
+            self.encoder.compile(backend=backend)
+        self.writer.compile_parts(backend)
+
+
+class MemoryMachine(SlotMachine):
+    """Encodes each segment and writes it into the slots.
+
+    The first memory is learned and different for every slot: slots that start equal stay equal under Eq. 1 and 2.
+    """
+
     def initial_state(self, batch_size: int) -> SlotState:
         """M^1, the same for every stream."""
         return SlotState(self.first_slots.expand(batch_size, -1, -1))
@@ -50,11 +65,6 @@ class MemoryMachine(nn.Module):
     def memory(self, state: SlotState) -> Float[Tensor, "b k d"]:
         """M: the slots themselves."""
         return state.slots
-
-    def features(self, items: Float[Tensor, "s n d"], mask: Bool[Tensor, "s n"]) -> Float[Tensor, "s n d"]:
-        """F^t of X^t, each item by its weight where items are weighed."""
-        encoded = self.encoder(items, mask)
-        return encoded if self.weigh is None else 2 * torch.sigmoid(self.weigh(encoded)) * encoded
 
     def write(self, state: SlotState, segment: Segment) -> SlotState:
         """M^{t+1} from M^t and the segment X^t."""
@@ -70,9 +80,3 @@ class MemoryMachine(nn.Module):
         items = (stream.item_mask.sum(dim=1)[stream.order] * stream.segment_mask).sum()
         entropy = scanned.entropy.sum() / items.clamp(min=1)
         return Trace(SlotState(scanned.memories[:, -1]), scanned.memories, {"write_entropy": entropy}, {})
-
-    def compile_parts(self, backend: str) -> None:
-        """The encoder, and what the scan prepares."""
-        if isinstance(self.encoder, TransformerEncoder):  # a GRU is one kernel, and under autocast can't be traced
-            self.encoder.compile(backend=backend)
-        self.writer.compile_parts(backend)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from remem.data.batch import Segment
 from remem.model.interface import EmbeddedStream, Trace
-from remem.model.machine import MemoryMachine
+from remem.model.machine import SlotMachine
 from remem.ops.write_scan import reference
 
 _FIRST_GAIN = 6.0  # above what the first scores differ by
@@ -27,7 +27,7 @@ class TurnState(NamedTuple):
     read: Int[Tensor, " b"]
 
 
-class TurnMachine(MemoryMachine):
+class TurnMachine(SlotMachine):
     """Encodes as `MemoryMachine` does, and writes with a learned bonus for the slot whose turn it is.
 
     Slots start empty: they are told apart by their turns. The scan is the plain one, as no kernel knows of turns.
@@ -50,12 +50,12 @@ class TurnMachine(MemoryMachine):
     def _round(self) -> int:
         return self.turns * len(self.first_slots)
 
-    def initial_state(self, batch_size: int) -> TurnState:  # type: ignore[override]
+    def initial_state(self, batch_size: int) -> TurnState:
         """No slot holds anything, and the first one's turn begins."""
         none = torch.zeros(batch_size, dtype=torch.long, device=self.first_slots.device)
         return TurnState(self.first_slots.expand(batch_size, -1, -1), none)
 
-    def memory(self, state: TurnState) -> Float[Tensor, "b k d"]:  # type: ignore[override]
+    def memory(self, state: TurnState) -> Float[Tensor, "b k d"]:
         """M: the slots themselves."""
         return state.slots
 
@@ -70,12 +70,12 @@ class TurnMachine(MemoryMachine):
         )
         return TurnState(slots, (state.read + mask.any(dim=1)) % self._round), shares
 
-    def write(self, state: TurnState, segment: Segment) -> TurnState:  # type: ignore[override]
+    def write(self, state: TurnState, segment: Segment) -> TurnState:
         """M^{t+1} from M^t and the segment X^t."""
         features = self.features(segment.items, segment.mask)
         return self._write(state, features, reference.project(features, self.writer.weights), segment.mask)[0]
 
-    def write_stream(self, state: TurnState, stream: EmbeddedStream) -> Trace:  # type: ignore[override]
+    def write_stream(self, state: TurnState, stream: EmbeddedStream) -> Trace:
         """All segments in turn: encoded in one call, so that only the write itself is sequential."""
         features = self.features(stream.items, stream.item_mask)
         item_side = reference.project(features, self.writer.weights)
