@@ -73,14 +73,19 @@ class TargetQueryEncoder(nn.Module):
 
 
 class SentenceQueryEncoder(nn.Module):
-    """q by a bi-directional GRU over the words of a question (text and video QA)."""
+    """q by a bi-directional GRU over the words of a question (text and video QA).
 
-    def __init__(self, *, words: nn.Embedding, model_dim: int) -> None:
+    Words from number `known` on are read as one and the same, where that is given.
+    """
+
+    def __init__(self, *, words: nn.Embedding, model_dim: int, known: int | None = None) -> None:
         super().__init__()
-        self.words = words
+        self.words, self.known = words, known
         self.gru = BiGRU(input_dim=words.embedding_dim, output_dim=model_dim)
 
     def forward(self, tokens: Int[Tensor, "b w"], mask: Bool[Tensor, "b w"]) -> Float[Tensor, "b m"]:
+        if self.known is not None:
+            tokens = tokens.clamp(max=self.known)
         _, whole = self.gru(lookup(self.words, tokens), mask)
         return whole
 
