@@ -24,9 +24,10 @@ class StageLog:
         self, title: str, *, total: int, start: int = 0, folder: Path | None = None, quiet: bool = False
     ) -> None:
         self.title = title
-        self.console = Console(quiet=quiet, stderr=True)
+        # a title like rm[model.reasoner.dropout=0.1] is no style of Rich's
+        self.console = Console(quiet=quiet, stderr=True, markup=False)
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             _Rate(),
