@@ -333,9 +333,7 @@ def build_query_encoder(settings: ModelSettings, codec: Codec, embed: Embedding)
             tied = settings.reasoner.tie_query_words and isinstance(embed, ItemEmbedding)
             words = embed if tied else _item_embedding(settings, codec.num_queries)
             assert isinstance(words, ItemEmbedding)
-            rare = isinstance(codec, PassageCodec) and codec.stand_ins and settings.reasoner.rare_words_alike
-            known = len(codec.words) if rare else None
-            return SentenceQueryEncoder(words=words.table, model_dim=settings.model_dim, known=known)
+            return SentenceQueryEncoder(words=words.table, model_dim=settings.model_dim)
 
 
 def build_head(settings: ModelSettings, codec: Codec, width: int, query_encoder: QueryEncoder) -> Head:
@@ -344,9 +342,7 @@ def build_head(settings: ModelSettings, codec: Codec, width: int, query_encoder:
         return ClickHead(model_dim=width)
     if codec.answer_kind == AnswerKind.CANDIDATES:
         assert isinstance(query_encoder, SentenceQueryEncoder)
-        encoder = SentenceQueryEncoder(
-            words=query_encoder.words, model_dim=settings.model_dim, known=query_encoder.known
-        )
+        encoder = SentenceQueryEncoder(words=query_encoder.words, model_dim=settings.model_dim)
         return CandidateHead(
             candidate_encoder=encoder, model_dim=width, candidate_dim=settings.model_dim,
             match=settings.reasoner.match_candidates,

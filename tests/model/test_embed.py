@@ -52,14 +52,6 @@ def test_padded_words_change_no_sentence() -> None:
     assert_close(encoder(longer, nn.functional.pad(mask, (0, 2))), encoder(tokens, mask))
 
 
-def test_words_beyond_the_known_ones_are_read_as_one() -> None:
-    encoder = SentenceQueryEncoder(words=nn.Embedding(9, 5), model_dim=6, known=6)
-    mask = torch.ones(3, 3, dtype=torch.bool)
-    query = encoder(torch.tensor([[1, 6, 3], [1, 8, 3], [1, 5, 3]]), mask)
-    assert_close(query[0], query[1])
-    assert not torch.allclose(query[0], query[2])
-
-
 def test_the_order_of_words_matters() -> None:
     encoder = SentenceQueryEncoder(words=nn.Embedding(9, 5), model_dim=6)
     mask = torch.ones(1, 3, dtype=torch.bool)

@@ -102,21 +102,6 @@ def test_a_model_adds_the_match_to_the_scores_of_one_question_and_of_many() -> N
     assert added.abs().max() > 1e-3
 
 
-def test_stand_ins_are_read_alike_by_question_and_candidates_and_told_apart_by_the_match() -> None:
-    codec = PassageCodec(segment_len=4, words=[f"word{i}" for i in range(12)], stand_ins=5)
-    reasoner = replace(RM.reasoner, match_words=True, tie_query_words=True, rare_words_alike=True)
-    model = build_memory_model(replace(RM, reasoner=reasoner), codec).eval()
-    memory, question = torch.randn(1, 3, RM.item_dim), asked(1, 13)
-    with torch.no_grad():
-        read = [
-            model.head(model.query_encoder(question[0][0], question[1][0])[:, None], choices(word, 5))
-            for word in (14, 16)
-        ]
-        matched = [model.answer(memory, *(each[0] for each in question), choices(word, 5)).scores for word in (14, 16)]
-    assert_close(read[0], read[1])
-    assert not torch.allclose(matched[0], matched[1])
-
-
 def test_a_task_without_such_candidates_refuses_it() -> None:
     settings = replace(RM, reasoner=replace(RM.reasoner, match_words=True))
     with pytest.raises(BadInput, match=r"match-words compares the words of candidates.*Leave it False"):

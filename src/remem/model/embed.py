@@ -73,19 +73,14 @@ class TargetQueryEncoder(nn.Module):
 
 
 class SentenceQueryEncoder(nn.Module):
-    """q by a bi-directional GRU over the words of a question (text and video QA).
+    """q by a bi-directional GRU over the words of a question (text and video QA)."""
 
-    Words from number `known` on are read as one and the same, where that is given.
-    """
-
-    def __init__(self, *, words: nn.Embedding, model_dim: int, known: int | None = None) -> None:
+    def __init__(self, *, words: nn.Embedding, model_dim: int) -> None:
         super().__init__()
-        self.words, self.known = words, known
+        self.words = words
         self.gru = BiGRU(input_dim=words.embedding_dim, output_dim=model_dim)
 
     def forward(self, tokens: Int[Tensor, "b w"], mask: Bool[Tensor, "b w"]) -> Float[Tensor, "b m"]:
-        if self.known is not None:
-            tokens = tokens.clamp(max=self.known)
         _, whole = self.gru(lookup(self.words, tokens), mask)
         return whole
 

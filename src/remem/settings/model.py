@@ -71,9 +71,6 @@ class ReasonerSettings:
     """Ours: questions share the items' embedding, where both are words of one vocabulary."""
     match_candidates: bool = False
     """Ours: the inner product of reason and candidate is added to a candidate's score."""
-    rare_words_alike: bool = False
-    """Ours: where rare words have stand-ins, questions and candidates are read as if all of them were the same; what
-    stand-ins mean changes in training, and which of them it is, `match_words` sees."""
     match_words: bool = False
     """Ours: a candidate's score grows with what its words and the question's have in common with the same slots, by
     inner products of their embeddings, which tell words apart that were never met in training."""
