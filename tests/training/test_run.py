@@ -286,6 +286,17 @@ def test_a_lead_that_stays_is_drawn_as_if_all_of_it_were_wrong(
     assert shares[1] > 2 * shares[0]
 
 
+@pytest.mark.parametrize("share", [0.0, 1.5])
+def test_a_lead_that_has_no_share_or_more_than_all_is_refused(
+    twin: Path, tiny_run: Run, shrink: Callable[[ModelSettings], ModelSettings], tmp_path: Path, share: float
+) -> None:
+    train = replace(tiny_run.train, focus=10.0, lead=("qa6",), lead_steps=2, lead_share=share)
+    model = without_rehearsal(shrink(ModelSettings()))
+    run = replace(tiny_run, task=BabiTask(data=twin, tasks=(1, 6)), model=model, train=train)
+    with pytest.raises(BadInput, match=f"can't have {share:g} of the streams; give a share above 0"):
+        Trainer(run, tmp_path / "run", device=CPU, quiet=True).train()
+
+
 def test_tries_without_a_lead_are_refused(tiny_run: Run, tmp_path: Path) -> None:
     run = replace(tiny_run, train=replace(tiny_run.train, lead_tries=2))
     with pytest.raises(BadInput, match=r"A lead of 2 tries needs a part that leads.*--train.lead-tries 1"):

@@ -235,26 +235,23 @@ def family(paper: Run, model: ModelSettings, ours: Run | None = None) -> list[Ru
 
 def _stories() -> list[Run]:
     """bAbI before and after: `rm` with what short stories need alone; `rm` trained on, the hardest task first, and once
-    more, for as long as that task takes; and `rm-led`, which begins with that task, and whose memory finds it: words go
-    into it with those beside them from the first step on, as a GRU mixes them, and as they are."""
+    more; and `rm-led`, which begins with that task, and whose memory takes words as they are, mixed by a GRU."""
     lead = replace(_STORIES.train, steps=18_200, warmup_steps=500, lead=("qa16",), lead_steps=3900)
     again = replace(lead, steps=14_300, lead_steps=7800, lead_until=10.0)
-
     first = replace(
-        _STORIES.train, steps=39_000, lead=("qa16",), lead_steps=5200, lead_until=10.0, lead_tries=3, lead_stays=True
+        again, steps=39_000, warmup_steps=_STORIES.train.warmup_steps, lead_steps=5200, lead_tries=3, lead_stays=True
     )
-
-    binding = {"encoder": "gru", "copy_start": True}
 
     def trained_on(weights: str | None) -> ModelSettings:
         rehearsal = replace(RM_STORIES.rehearsal, per_stream=True)
         return replace(RM_STORIES, weights_from=Path(weights) if weights else None, rehearsal=rehearsal)
 
+    binding = with_machine(trained_on(None), encoder="gru", copy_start=True)
     return [
         replace(_BABI, method="rm-plain", model=RM_TEXT),
         replace(_STORIES, method="rm-continued", model=trained_on("runs/babi-rm-s0"), train=lead),
         replace(_STORIES, method="rm-continued-again", model=trained_on("runs/babi-rm-continued-s0"), train=again),
-        replace(_STORIES, method="rm-led", model=with_machine(trained_on(None), **binding), train=first),
+        replace(_STORIES, method="rm-led", model=binding, train=first),
     ]
 
 

@@ -130,7 +130,7 @@ def _lead_is_over(history: list[Metrics], settings: TrainSettings) -> bool:
 
 def _lead_has_failed(progress: Progress, settings: TrainSettings) -> bool:
     """Whether the steps of a lead are used up before its parts are learned, and it may begin once more."""
-    used_up = progress.step - progress.began >= settings.lead_steps > 0
+    used_up = progress.step - progress.began >= settings.lead_steps > 0 and progress.step < settings.steps
     return used_up and progress.tries < settings.lead_tries and not _lead_is_over(progress.history, settings)
 
 
