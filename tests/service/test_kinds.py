@@ -38,11 +38,12 @@ class Kind:
 
 
 def make_kind(name: str) -> Kind:
-    if name == "passage":
+    if name.startswith("passage"):
         codec: Codec = PassageCodec(segment_len=4, words=WORDS, stand_ins=50)
         stream = ["a dog swims", "a boat", "who walks", "a stranger walks away on a boat"]
         question = {"question": "who swims", "candidates": CANDIDATES}
-        return Kind("narrativeqa/rm", codec, stream, question, {"question": "who swims", "candidates": CANDIDATES})
+        preset = "narrativeqa/rm-turns" if name == "passage in turns" else "narrativeqa/rm"
+        return Kind(preset, codec, stream, question, {"question": "who swims", "candidates": CANDIDATES})
     if name == "frames":
         codec = FrameCodec(segment_len=3, width=5, words=WORDS, answers=["dog", "boat"])
         stream = [[0.1 * i * j for j in range(5)] for i in range(8)]
@@ -51,7 +52,7 @@ def make_kind(name: str) -> Kind:
     return Kind("lastfm/rm", codec, [1, 5, 3, 8, 0, 2, 2, 7], 5, {"question": 5})
 
 
-@pytest.mark.parametrize("name", ["passage", "frames", "clicks"])
+@pytest.mark.parametrize("name", ["passage", "passage in turns", "frames", "clicks"])
 def test_a_stream_is_kept_and_answered_as_a_stream_memory_does(name: str, tmp_path: Path) -> None:
     kind, place = make_kind(name), SqlitePlace(tmp_path)
     memory = StreamMemory.open(kind.bundle)

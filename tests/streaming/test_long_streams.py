@@ -22,8 +22,9 @@ def memory_of(preset: str, codec: Any, shrink: Any) -> StreamMemory:
     return StreamMemory(build_model(shrink(PRESETS[preset].model), codec), codec)  # type: ignore[arg-type]
 
 
-def test_an_answer_is_one_of_the_candidates_given(shrink: Any) -> None:
-    memory = memory_of("narrativeqa/rm", PassageCodec(segment_len=6, words=WORDS), shrink)
+@pytest.mark.parametrize("preset", ["narrativeqa/rm", "narrativeqa/rm-turns"])
+def test_an_answer_is_one_of_the_candidates_given(preset: str, shrink: Any) -> None:
+    memory = memory_of(preset, PassageCodec(segment_len=6, words=WORDS), shrink)
     memory.write("Anna walked to the old mill, far away.")
     assert memory.state.segments == 2  # nine words and marks
     answer = memory.query("Where is Anna?", candidates=["the mill", "the castle", "nowhere"])
