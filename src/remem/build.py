@@ -265,6 +265,8 @@ def build_machine(settings: ModelSettings, segment_len: int) -> MemoryMachine | 
     machine = settings.machine
     if not isinstance(machine, MachineSettings):
         raise BadInput(f"{type(machine).__name__} describes another method than rehearsal memory.")
+    if machine.turns < 0:
+        raise BadInput(f"Slots can't take turns of {machine.turns} segments; give 1 or more, or 0 for no turns.")
     encoder = (
         TransformerEncoder(
             position=_position(settings.embedding, segment_len, settings.item_dim),

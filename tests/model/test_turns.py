@@ -9,6 +9,7 @@ import torch
 from builders import RM, assert_close, make_machine, random_embedded
 
 from remem.data.batch import Segment
+from remem.errors import BadInput
 from remem.model.turns import TurnMachine, TurnState
 from remem.settings.model import with_machine
 
@@ -79,6 +80,11 @@ def test_the_bonus_is_learned_and_where_it_is_nothing_scores_decide() -> None:
     expected = plain.write_stream(plain.initial_state(2), stream)
     assert_close(trace.memories, expected.memories)
     assert_close(trace.figures["write_entropy"], expected.figures["write_entropy"])
+
+
+def test_turns_of_less_than_no_segment_are_refused() -> None:
+    with pytest.raises(BadInput, match="turns of -1 segments; give 1 or more, or 0 for no turns"):
+        make_machine(with_machine(TURNS, turns=-1))
 
 
 @pytest.mark.parametrize("turns", [0, 2])
