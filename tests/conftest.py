@@ -15,7 +15,7 @@ from hypothesis import settings
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported, by whatever does it first
 
-from remem.experiments.presets import RM
+from remem.experiments.models import RM
 from remem.settings.model import MachineSettings, ModelSettings, RehearsalSettings, rm_improvements, with_machine
 from remem.settings.run import Run, TrainSettings
 from remem.settings.tasks import SyntheticTask

@@ -25,7 +25,8 @@ from remem.checks.memorizer import check_endless
 from remem.checks.recall import check_recall, learn_recall
 from remem.data.codec import IdCodec
 from remem.errors import BadInput
-from remem.experiments.presets import PRESETS, RM
+from remem.experiments.models import RM
+from remem.experiments.presets import PRESETS
 from remem.model.machine import MemoryMachine
 from remem.settings.model import with_machine
 

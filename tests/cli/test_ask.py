@@ -20,7 +20,7 @@ from remem.data.babi import build_codec, load_stories
 from remem.data.babi_format import parse_stories
 from remem.data.babi_store import import_babi
 from remem.data.babi_twin import write_twin
-from remem.experiments.presets import RM
+from remem.experiments.models import RM
 from remem.settings.run import Run
 from remem.settings.tasks import BabiTask
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from remem.errors import BadInput
-from remem.experiments.presets import PAPER, RM, RM_TEXT, family
+from remem.experiments.models import PAPER, RM, RM_TEXT
+from remem.experiments.presets import family
 from remem.experiments.records import Record
 from remem.experiments.tables import spread
 from remem.experiments.variation import check_same, leaves, name_variation, with_field
