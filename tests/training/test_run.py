@@ -234,6 +234,36 @@ def test_leading_parts_are_trained_on_alone_at_first_and_must_exist(
             Trainer(strange, tmp_path / "strange", device=CPU, quiet=True).train()
 
 
+def test_stages_of_a_lead_join_one_after_another(
+    tiny_run: Run, shrink: Callable[[ModelSettings], ModelSettings], tmp_path: Path
+) -> None:
+    raw, twin = write_twin(tmp_path / "raw", stories=12), tmp_path / "prepared"
+    for one, other in ((1, 8), (6, 18)):  # four tasks of two: names of stories are all that differs
+        for file in raw.rglob(f"qa{one}_*"):
+            file.with_name(file.name.replace(f"qa{one}_", f"qa{other}_")).write_text(file.read_text())
+    import_babi(raw, twin)
+    train = replace(
+        tiny_run.train, steps=18, batch_size=16, eval_every=3, focus=10.0, lead=("qa6", "qa1+qa8"), lead_steps=5
+    )
+    task = BabiTask(data=twin, tasks=(1, 6, 8, 18))
+    run = replace(tiny_run, task=task, model=without_rehearsal(shrink(ModelSettings())), train=train)
+
+    def drawn(name: str, **changes: object) -> list[set[int]]:
+        changed = replace(run, train=replace(train, **changes))
+        trainer = Trainer(changed, tmp_path / name, device=CPU, quiet=True)
+        seen = _watched(trainer)
+        trainer.train()
+        parts = [set(batch.query.part[:, 0].tolist()) for batch in seen]
+        return [set().union(*parts[first : first + 3]) for first in range(0, len(parts), 3)]
+
+    # five steps last until the validation after six
+    alone, joined, everything = {5}, {0, 5, 7}, {0, 5, 7, 17}
+    assert drawn("late") == [alone, alone, joined, joined, everything, everything]
+    assert drawn("learned", lead_until=100.0) == [alone, joined] + [everything] * 4
+    with pytest.raises(BadInput, match="no part 'qa2' to begin with"):
+        drawn("strange", lead=("qa6", "qa1+qa2"))
+
+
 def test_a_lead_that_finds_nothing_begins_anew_with_other_weights_and_resumes_so(
     twin: Path, tiny_run: Run, shrink: Callable[[ModelSettings], ModelSettings], tmp_path: Path
 ) -> None:

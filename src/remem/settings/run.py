@@ -38,18 +38,19 @@ class TrainSettings:
     are wrong in validation than once all are right, parts having equal shares otherwise; 0 draws every stream once an
     epoch."""
     lead: tuple[str, ...] = ()
-    """Ours: parts of the task that come first (`qa16`), for `lead_steps`; needs a focus."""
+    """Ours: parts of the task that come first, in stages: `qa16 qa1+qa2` is qa16 alone, then qa1 and qa2 with it, then
+    all; needs a focus."""
     lead_share: float = 1.0
     """Share of the streams that are theirs meanwhile, the others being drawn as ever; 1 trains on them alone."""
     lead_steps: int = 0
-    """Steps of the leading parts at most, up to the next validation."""
+    """Steps of a stage at most, up to the next validation."""
     lead_until: float = 0.0
-    """The lead is over sooner once a validation finds no more than so many percent of each leading part wrong."""
+    """A stage is over sooner once a validation finds no more than so many percent of each of its parts wrong."""
     lead_tries: int = 1
-    """How often the lead may begin: where `lead_steps` go by and it has not come down to `lead_until`, other initial
-    weights are drawn and it begins anew; all of it counts as steps."""
+    """How often the lead may begin: where `lead_steps` go by and its first stage has not come down to `lead_until`,
+    other initial weights are drawn and it begins anew; all of it counts as steps."""
     lead_stays: bool = False
-    """Whether leading parts are drawn as often as ones with all answers wrong, also once they are learned."""
+    """Whether parts of the first stage are drawn as often as ones with all answers wrong, also once learned."""
     only: tuple[str, ...] = ()
     """Ours: parts of the model (`reasoner`) that are trained, while others stay as they are; all if none is named."""
     clip_norm: float = 5.0

@@ -123,15 +123,39 @@ def _has_ended(progress: Progress, settings: TrainSettings) -> bool:
     return (out_of_time and validated) or (settings.patience > 0 and progress.stale >= settings.patience)
 
 
-def _lead_is_over(history: list[Metrics], settings: TrainSettings) -> bool:
-    """Whether some validation found the leading parts learned."""
-    return any(all(metrics[name] <= settings.lead_until for name in settings.lead) for metrics in history)
+def _leading(history: list[Metrics], settings: TrainSettings, began: int, step: int) -> list[str]:
+    """Parts that are trained on alone at a step: those of the lead's stage and of those before; none once it is over.
+
+    A stage is over at the first validation that finds all parts so far learned, or the first after `lead_steps`.
+    """
+    start, parts = began, list[str]()
+    for stage in _stages(settings):
+        parts += stage
+        turns = math.ceil(settings.lead_steps / settings.eval_every)
+        found = _found(history, parts, settings, start)
+        end = min(start + turns * settings.eval_every, found or math.inf)
+        if step < end:
+            return parts
+        start = int(end)
+    return []
+
+
+def _stages(settings: TrainSettings) -> list[list[str]]:
+    return [stage.split("+") for stage in settings.lead]
+
+
+def _found(history: list[Metrics], parts: list[str], settings: TrainSettings, after: int) -> int | None:
+    """The first validation after a step that finds all of some parts learned."""
+    seen = (metrics for metrics in history if metrics["step"] > after)
+    return next((int(m["step"]) for m in seen if all(m[name] <= settings.lead_until for name in parts)), None)
 
 
 def _lead_has_failed(progress: Progress, settings: TrainSettings) -> bool:
-    """Whether the steps of a lead are used up before its parts are learned, and it may begin once more."""
+    """Whether the steps of the first stage are used up before its parts are learned, and it may begin once more."""
     used_up = progress.step - progress.began >= settings.lead_steps > 0 and progress.step < settings.steps
-    return used_up and progress.tries < settings.lead_tries and not _lead_is_over(progress.history, settings)
+    if not used_up or progress.tries >= settings.lead_tries:
+        return False
+    return _found(progress.history, _stages(settings)[0], settings, progress.began) is None
 
 
 def _batches(
@@ -156,7 +180,7 @@ def _batches(
     if part_errors is None:
         raise BadInput("This task has no parts whose errors are told apart, so nothing to focus on; give a focus of 0.")
     present = {part_names[part] for bucket in train.buckets for part in bucket.query.part[:, 0].unique().tolist()}
-    strange = [name for name in settings.lead if name not in present]
+    strange = [name for stage in _stages(settings) for name in stage if name not in present]
     if strange:
         known = ", ".join(name for name in part_names if name in present)
         raise BadInput(f"There is no part {strange[0]!r} to begin with; what is trained on has {known}.")
@@ -165,14 +189,12 @@ def _batches(
         # a run that was stopped may have been validated in the middle of a turn
         seen = [metrics for metrics in progress.history if metrics["step"] <= turn * settings.eval_every]
         errors = part_errors(seen[-1]) if seen else {}
-        lead = [part_names.index(name) for name in settings.lead]
-        leading = turn * settings.eval_every - progress.began < settings.lead_steps
-        leading = leading and not _lead_is_over(seen, settings)
+        leading = _leading(seen, settings, progress.began, turn * settings.eval_every)
         if settings.lead_stays:
-            errors = errors | dict.fromkeys(lead, 100.0)
+            errors = errors | {part_names.index(name): 100.0 for stage in _stages(settings)[:1] for name in stage}
         yield from focused_batches(
             train, errors, settings.focus, settings.batch_size, settings.eval_every, seed, turn,
-            first=lead if leading else (), share=settings.lead_share,
+            first=[part_names.index(name) for name in leading], share=settings.lead_share,
         )[skip:]  # fmt: skip
 
 
