@@ -187,7 +187,7 @@ def family(paper: Run, model: ModelSettings, ours: Run | None = None) -> list[Ru
 def _stories() -> list[Run]:
     """bAbI before and after: `rm` with what short stories need alone; `rm` trained on, the hardest task first, and once
     more; `rm-led`, which begins with that task, and whose memory takes words as they are, mixed by a GRU; `rm-staged`,
-    where five more follow before all do, and whose slots start to keep."""
+    where five more follow before all do, and whose slots start to keep; and that trained on, with all tasks."""
     lead = replace(_STORIES.train, steps=18_200, warmup_steps=500, lead=("qa16",), lead_steps=3900)
     again = replace(lead, steps=14_300, lead_steps=7800, lead_until=10.0)
     first = replace(
@@ -199,18 +199,20 @@ def _stories() -> list[Run]:
         return replace(RM_STORIES, weights_from=Path(weights) if weights else None, rehearsal=rehearsal)
 
     binding = with_machine(trained_on(None), encoder="gru", copy_start=True)
+    keeping = with_machine(binding, keep_bias=1.0)
+    staged = replace(first, lead=("qa16", "qa1+qa2+qa15+qa17+qa19"))
     return [
         replace(_BABI, method="rm-plain", model=RM_TEXT),
         replace(_STORIES, method="rm-continued", model=trained_on("runs/babi-rm-s0"), train=lead),
         replace(_STORIES, method="rm-continued-again", model=trained_on("runs/babi-rm-continued-s0"), train=again),
         replace(_STORIES, method="rm-led", model=binding, train=first),
+        replace(_STORIES, method="rm-staged", model=keeping, train=staged),
         replace(
-            _STORIES,
-            method="rm-staged",
-            model=with_machine(binding, keep_bias=1.0),
-            train=replace(first, lead=("qa16", "qa1+qa2+qa15+qa17+qa19")),
+            _STORIES, method="rm-staged-continued",
+            model=replace(keeping, weights_from=Path("runs/babi-rm-staged-s0")),
+            train=replace(staged, steps=15_600, warmup_steps=500, lead=("qa16",), lead_steps=0, lead_tries=1),
         ),
-    ]
+    ]  # fmt: skip
 
 
 def _rivals(paper: Run, model: ModelSettings) -> list[Run]:
