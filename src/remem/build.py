@@ -34,6 +34,7 @@ from remem.baselines.stm import STM, TwoMemories, matched_width
 from remem.data.codec import AnswerKind, ClickCodec, Codec, FrameCodec, IdCodec, PassageCodec, TextCodec
 from remem.errors import BadInput
 from remem.model.assembly import MemoryModel
+from remem.model.delta import DeltaMachine, ItemMatch
 from remem.model.embed import (
     Embedding,
     IdQueryEncoder,
@@ -79,7 +80,7 @@ from remem.settings.baselines import (
     RUMSettings,
     STMSettings,
 )
-from remem.settings.model import EmbeddingSettings, MachineSettings, ModelSettings
+from remem.settings.model import DeltaSettings, EmbeddingSettings, MachineSettings, ModelSettings
 
 MOST_NAMED = 100_000  # with more items than this, a method that learns to name what it reads has nothing to name
 
@@ -105,18 +106,30 @@ def build_memory_model(settings: ModelSettings, codec: Codec) -> MemoryModel:
     """Embedding, memory, reasoner and head, with a decoder if anything is rehearsed."""
     embed = build_embedding(settings, codec)
     query_encoder = build_query_encoder(settings, codec, embed)
+    memorizer = build_memorizer(settings, codec)
     return MemoryModel(
         embed=embed,
-        memorizer=build_memorizer(settings, codec),
+        memorizer=memorizer,
         query_encoder=query_encoder,
         reasoner=_reasoner(settings, settings.item_dim),
         head=build_head(settings, codec, settings.model_dim, query_encoder),
         decoder=_decoder(settings, codec.segment_len) if settings.rehearsal.enabled else None,
-        word_match=_word_match(settings, codec, embed),
+        match=_match(settings, codec, embed, memorizer),
     )
 
 
-def _word_match(settings: ModelSettings, codec: Codec, embed: Embedding) -> WordMatch | None:
+def _match(
+    settings: ModelSettings, codec: Codec, embed: Embedding, memorizer: nn.Module
+) -> WordMatch | ItemMatch | None:
+    if settings.reasoner.match_items:
+        if not isinstance(memorizer, DeltaMachine) or not isinstance(embed, ItemEmbedding):
+            raise BadInput(
+                "--model.reasoner.match-items asks the slots how much of an item they hold, which those of a "
+                f"{type(memorizer).__name__} can't tell. Take a method such as rm-delta, or leave it False."
+            )
+        if codec.answer_kind != AnswerKind.CLICK:
+            raise BadInput("--model.reasoner.match-items is for tasks whose questions are items; leave it False.")
+        return ItemMatch(items=embed.table, addresses=memorizer.addresses)
     if not settings.reasoner.match_words:
         return None
     if codec.answer_kind != AnswerKind.CANDIDATES or not isinstance(embed, ItemEmbedding):
@@ -233,6 +246,8 @@ def build_memorizer(settings: ModelSettings, codec: Codec) -> nn.Module:
     match machine:
         case MachineSettings():
             return build_machine(settings, codec.segment_len)
+        case DeltaSettings():
+            return DeltaMachine(item_dim=item_dim, **_fields(machine))
         case DNCSettings():
             return DNC(item_dim=item_dim, **_fields(machine))
         case NUTMSettings():
@@ -255,8 +270,8 @@ def build_memorizer(settings: ModelSettings, codec: Codec) -> nn.Module:
             raise BadInput("A model that reads the whole stream has no memory of its own.")
 
 
-def _fields(settings: BaselineSettings) -> dict[str, Any]:
-    """A baseline's settings carry the names of its constructor's arguments."""
+def _fields(settings: DeltaSettings | BaselineSettings) -> dict[str, Any]:
+    """A method's settings carry the names of its constructor's arguments."""
     return {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
 
 

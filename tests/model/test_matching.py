@@ -91,13 +91,13 @@ def test_a_model_adds_the_match_to_the_scores_of_one_question_and_of_many() -> N
     reasoner = replace(RM.reasoner, match_words=True, tie_query_words=True)
     model = build_memory_model(replace(RM, reasoner=reasoner), CODEC).eval()
     plain = build_memory_model(replace(RM, reasoner=replace(reasoner, match_words=False)), CODEC).eval()
-    plain.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("word_match.")})
+    plain.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("match.")})
     memory, candidates = torch.randn(2, 3, RM.item_dim), Candidates(*(each.repeat(2, 1, 1) for each in choices(3, 5)))
     tokens, mask = (each[0].repeat(2, 1) for each in asked(1, 2))
     with torch.no_grad():
         scores = model.answer(memory, tokens, mask, candidates).scores
-        assert model.word_match is not None
-        added = model.word_match(memory[:, None], tokens[:, None], mask[:, None], candidates)[:, 0]
+        assert model.match is not None
+        added = model.match(memory[:, None], tokens[:, None], mask[:, None], candidates)[:, 0]
         assert_close(scores, plain.answer(memory, tokens, mask, candidates).scores + added)
     assert added.abs().max() > 1e-3
 

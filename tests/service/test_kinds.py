@@ -49,10 +49,11 @@ def make_kind(name: str) -> Kind:
         stream = [[0.1 * i * j for j in range(5)] for i in range(8)]
         return Kind("activitynetqa/rm", codec, stream, "who swims", {"question": "who swims"})
     codec = ClickCodec(segment_len=3, num_items=9)
-    return Kind("lastfm/rm", codec, [1, 5, 3, 8, 0, 2, 2, 7], 5, {"question": 5})
+    preset = "lastfm/rm-delta" if name == "clicks that are held" else "lastfm/rm"
+    return Kind(preset, codec, [1, 5, 3, 8, 0, 2, 2, 7], 5, {"question": 5})
 
 
-@pytest.mark.parametrize("name", ["passage", "passage in turns", "frames", "clicks"])
+@pytest.mark.parametrize("name", ["passage", "passage in turns", "frames", "clicks", "clicks that are held"])
 def test_a_stream_is_kept_and_answered_as_a_stream_memory_does(name: str, tmp_path: Path) -> None:
     kind, place = make_kind(name), SqlitePlace(tmp_path)
     memory = StreamMemory.open(kind.bundle)

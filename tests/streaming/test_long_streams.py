@@ -37,8 +37,9 @@ def test_an_answer_is_one_of_the_candidates_given(preset: str, shrink: Any) -> N
         memory.query("Where is Anna?")
 
 
-def test_a_click_is_yes_or_no_with_its_probability(shrink: Any) -> None:
-    memory = memory_of("lastfm/rm", ClickCodec(segment_len=4, num_items=9), shrink)
+@pytest.mark.parametrize("preset", ["lastfm/rm", "lastfm/rm-delta"])
+def test_a_click_is_yes_or_no_with_its_probability(preset: str, shrink: Any) -> None:
+    memory = memory_of(preset, ClickCodec(segment_len=4, num_items=9), shrink)
     memory.write_many([1, 2, 3, 4, 5])
     answer = memory.query(3)
     assert dict(answer.top).keys() == {True, False}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from remem.settings.model import ModelSettings, rm_improvements, with_machine
+from remem.settings.model import DeltaSettings, ModelSettings, rm_improvements, with_machine
 
 PAPER = ModelSettings()  # d_x = d_model = 128, K = 20, B = 6, two hops: the settings of both tasks here
 RM = rm_improvements(PAPER)
@@ -67,3 +67,10 @@ RM_VIDEO = with_machine(
 RM_CLICKS = with_machine(
     _improved(PAPER_CLICKS, dropout=0.3, compare=True), copy_start=True, keep_bias=3.0
 )  # fmt: skip
+# A memory that can tell what it holds: few items make up most of a history, and only what is new is written.
+RM_DELTA = replace(
+    RM_CLICKS,
+    machine=DeltaSettings(),
+    reasoner=replace(RM_CLICKS.reasoner, match_items=True),
+    rehearsal=replace(RM_CLICKS.rehearsal, sampler="random"),
+)

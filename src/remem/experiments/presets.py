@@ -15,6 +15,7 @@ from remem.experiments.models import (
     PAPER_VIDEO,
     RM,
     RM_CLICKS,
+    RM_DELTA,
     RM_PASSAGE,
     RM_STORIES,
     RM_TEXT,
@@ -329,6 +330,8 @@ PRESETS: dict[str, Run] = {
         *_readers(_ACTIVITYNETQA, RM_VIDEO, _VIDEO_READERS),
         *(run for clicks in _CLICKS for run in (*family(clicks, RM_CLICKS), *_rivals(clicks, RM_CLICKS))),
         *(run for clicks in _CLICKS for run in _click_rivals(clicks, RM_CLICKS)),
+        *(replace(clicks, method="rm-delta", model=RM_DELTA) for clicks in _CLICKS),
+        *(replace(clicks, method="rm-delta-no-rehearsal", model=without_rehearsal(RM_DELTA)) for clicks in _CLICKS),
     )
 }  # fmt: skip
 

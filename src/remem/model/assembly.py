@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from remem.data.batch import Candidates, QueryBatch, Segment, StreamBatch
+from remem.model.delta import ItemMatch
 from remem.model.embed import Embedding, QueryEncoder
 from remem.model.heads import Head
 from remem.model.interface import Memorizer, State, Trace, embed_stream, gather_rows
@@ -35,13 +36,13 @@ class MemoryModel(nn.Module):
         reasoner: MultiHopReasoner,
         head: Head,
         decoder: RehearsalDecoder | None,
-        word_match: WordMatch | None = None,
+        match: WordMatch | ItemMatch | None = None,
     ) -> None:
         super().__init__()
         self.embed, self.query_encoder = embed, query_encoder
         self.memorizer = memorizer
         self.reasoner, self.head, self.decoder = reasoner, head, decoder
-        self.word_match = word_match
+        self.match = match
 
     @property
     def memory_method(self) -> Memorizer:
@@ -73,8 +74,8 @@ class MemoryModel(nn.Module):
         """A = R(M, Q): the memory is all it sees of the stream."""
         reason, weights = self.reasoner(memory, self.query_encoder(tokens, token_mask))
         scores = self.head(reason[:, None], candidates)
-        if self.word_match is not None and candidates is not None:
-            scores = scores + self.word_match(memory[:, None], tokens[:, None], token_mask[:, None], candidates)
+        if self.match is not None:
+            scores = scores + self.match(memory[:, None], tokens[:, None], token_mask[:, None], candidates)
         return Answered(scores.squeeze(1), weights)
 
     def answer_all(self, trace: Trace, query: QueryBatch) -> Answered:
@@ -87,8 +88,8 @@ class MemoryModel(nn.Module):
         found = self.reasoner(memory.flatten(0, 1), question)
         reason, weights = (value.unflatten(0, query.answer.shape) for value in found)
         scores = self.head(reason, query.candidates)
-        if self.word_match is not None and query.candidates is not None:
-            scores = scores + self.word_match(memory, query.tokens, query.token_mask, query.candidates)
+        if self.match is not None:
+            scores = scores + self.match(memory, query.tokens, query.token_mask, query.candidates)
         return Answered(scores, weights)
 
     def forward(self, stream: StreamBatch, query: QueryBatch) -> Float[Tensor, "b q c"]:

@@ -46,6 +46,16 @@ class MachineSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeltaSettings:
+    """Ours: rehearsal memory whose slots take what they lack of an item, and no more (`remem.model.delta`)."""
+
+    num_slots: int = 20
+    """Memory slots (K)."""
+    keep_bias: float = 5.0
+    """What the slots keep at each segment, as the logit of a share, to begin with; 5 is 0.993."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReasonerSettings:
     """Multi-hop reasoner R (Appendix A)."""
 
@@ -74,6 +84,9 @@ class ReasonerSettings:
     match_words: bool = False
     """Ours: a candidate's score grows with what its words and the question's have in common with the same slots, by
     inner products of their embeddings, which tell words apart that were never met in training."""
+    match_items: bool = False
+    """Ours: the logit of a click grows with how much of the target the slots hold; for slots that can tell
+    (`DeltaSettings`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +162,7 @@ class ModelSettings:
     fresh: tuple[str, ...] = ()
     """Parts of the model (`reasoner`) that take nothing over from there, but start as if there were nothing."""
     embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
-    machine: MachineSettings | BaselineSettings = field(default_factory=MachineSettings)
+    machine: MachineSettings | DeltaSettings | BaselineSettings = field(default_factory=MachineSettings)
     reasoner: ReasonerSettings = field(default_factory=ReasonerSettings)
     rehearsal: RehearsalSettings = field(default_factory=RehearsalSettings)
 
