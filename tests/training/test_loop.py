@@ -18,6 +18,7 @@ from torch import nn
 from remem.build import build_model
 from remem.bundle import load_tensors, save_tensors, weights_of
 from remem.errors import BadInput
+from remem.settings.model import DeltaSettings
 from remem.settings.run import Run, TrainSettings
 from remem.tasks.load import load_task
 from remem.training.checkpoint import Progress, load_checkpoint, save_checkpoint
@@ -280,8 +281,12 @@ def test_a_cpu_takes_the_eager_step_even_if_capture_is_asked_for(tiny_run: Run) 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
-def test_the_captured_step_equals_the_eager_one(optimizer: Literal["adam", "rmsprop"], tiny_run: Run) -> None:
+@pytest.mark.parametrize(("optimizer", "delta"), [("adam", False), ("rmsprop", False), ("adam", True)])
+def test_the_captured_step_equals_the_eager_one(
+    optimizer: Literal["adam", "rmsprop"], delta: bool, tiny_run: Run
+) -> None:
+    if delta:
+        tiny_run = replace(tiny_run, model=replace(tiny_run.model, machine=DeltaSettings()))
     device = torch.device("cuda")
     task = load_task(tiny_run.task)
     split = task.load("train").to(device)
