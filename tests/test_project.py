@@ -190,11 +190,12 @@ def test_the_best_of_each_kind_is_the_best_row_of_its_table() -> None:
     cells = [line.strip("| ").split(" | ") for line in table]
     means = {cell[0]: float(cell[1].split(" ")[0]) for cell in cells}
     keeps = {cell[0] for cell in cells if cell[14] != "–"}
+    ours = max((mean, method) for method, mean in means.items() if method.startswith("rm"))
     others = {method: mean for method, mean in means.items() if not method.startswith("rm") and method != "blind"}
     memory = max((mean, method) for method, mean in others.items() if method in keeps)
     reader = max((mean, method) for method, mean in others.items() if method not in keeps)
     told = [f"{means[method]:.2f}" for method in ("rm", "rm-no-rehearsal", "blind")]
-    told += [f"{mean:.2f} ({method})" for mean, method in (memory, reader)]
+    told += [f"{mean:.2f} ({method})" for mean, method in (ours, memory, reader)]
     assert row == f"| lastfm | every_auc | {' | '.join(told)} |"
     assert keeps >= {"rm", "hpmn"}
 

@@ -169,20 +169,23 @@ def _checks(results: Path, words: list[str]) -> str:
 
 
 def _best_of_each_kind(results: Path, words: list[str]) -> str:
-    """For each task `rm` beside its best rivals by mean: with a memory, reading the stream again, seeing none of it."""
+    """For each task `rm` and the best of its kin beside the best rivals: with a memory, reading the stream again."""
     rows = []
     for task in words:
         metric = TABLE_METRICS[task][0]
         made = {row["method"]: row for row in make_table(task, read_records(results, task))["rows"]}
         means = {method: row["metrics"][metric]["mean"] for method, row in made.items() if row["metrics"][metric]["n"]}
-        rivals = [method for method in means if not method.startswith("rm") and method != "blind"]
-        best = [
-            max((method for method in rivals if bool(made[method]["state_floats"]) == keeps), key=lambda m: means[m])
-            for keeps in (True, False)
-        ]
+        kinds: dict[bool | None, list[str]] = {None: [], True: [], False: []}  # ours; with a memory; without one
+        for method in means:
+            ours = method == "rm" or method.startswith("rm-")
+            kinds[None if ours else bool(made[method]["state_floats"])].append(method)
+        kinds[False].remove("blind")
+        best = [max(kind, key=lambda method: means[method]) for kind in kinds.values()]
         own = (f"{means[method]:.2f}" if method in means else "–" for method in ("rm", "rm-no-rehearsal", "blind"))
         rows.append([task, metric, *own, *(f"{means[method]:.2f} ({method})" for method in best)])
-    header = ["task", "metric", "rm", "rm-no-rehearsal", "blind", "best other memory", "best that reads again"]
+    header = [
+        "task", "metric", "rm", "rm-no-rehearsal", "blind", "best of ours", "best other memory", "best that reads again"
+    ]  # fmt: skip
     return format_lines(header, rows, "md", words=2)
 
 
