@@ -67,10 +67,17 @@ RM_VIDEO = with_machine(
 RM_CLICKS = with_machine(
     _improved(PAPER_CLICKS, dropout=0.3, compare=True), copy_start=True, keep_bias=3.0
 )  # fmt: skip
-# A memory that can tell what it holds: few items make up most of a history, and only what is new is written.
-RM_DELTA = replace(
-    RM_CLICKS,
-    machine=DeltaSettings(),
-    reasoner=replace(RM_CLICKS.reasoner, match_items=True),
-    rehearsal=replace(RM_CLICKS.rehearsal, sampler="random"),
-)
+
+
+def _delta(model: ModelSettings, *, keep_bias: float, match_items: bool) -> ModelSettings:
+    """A memory that can tell what it holds: where few items make up most of a stream, only what is new is written."""
+    return replace(
+        model,
+        machine=DeltaSettings(keep_bias=keep_bias),
+        reasoner=replace(model.reasoner, match_items=match_items),
+        rehearsal=replace(model.rehearsal, sampler="random"),
+    )
+
+
+RM_DELTA_CLICKS = _delta(RM_CLICKS, keep_bias=5.0, match_items=True)
+RM_DELTA_VIDEO = _delta(RM_VIDEO, keep_bias=8.0, match_items=False)

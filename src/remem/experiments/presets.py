@@ -15,7 +15,8 @@ from remem.experiments.models import (
     PAPER_VIDEO,
     RM,
     RM_CLICKS,
-    RM_DELTA,
+    RM_DELTA_CLICKS,
+    RM_DELTA_VIDEO,
     RM_PASSAGE,
     RM_STORIES,
     RM_TEXT,
@@ -265,6 +266,15 @@ def _pretrained(paper: Run, model: ModelSettings, steps: int) -> Run:
     return replace(paper, method="rm-pretrained", model=model, pretrain=pretrain)
 
 
+def _delta(paper: Run, model: ModelSettings) -> list[Run]:
+    """Slots that take what they lack, with and without rehearsal."""
+    plain = without_rehearsal(model)
+    return [
+        replace(paper, method="rm-delta", model=model),
+        replace(paper, method="rm-delta-no-rehearsal", model=plain),
+    ]
+
+
 _TEXT_READERS: dict[str, BaselineSettings] = {"as-reader": ASReaderSettings(), "e2e-mn": E2EMNSettings()}
 _VIDEO_READERS: dict[str, BaselineSettings] = {
     "e-vqa": EVQASettings(), "e-mn": EMNSettings(), "e-sa": ESASettings(), "hcrn": HCRNSettings(),
@@ -330,8 +340,8 @@ PRESETS: dict[str, Run] = {
         *_readers(_ACTIVITYNETQA, RM_VIDEO, _VIDEO_READERS),
         *(run for clicks in _CLICKS for run in (*family(clicks, RM_CLICKS), *_rivals(clicks, RM_CLICKS))),
         *(run for clicks in _CLICKS for run in _click_rivals(clicks, RM_CLICKS)),
-        *(replace(clicks, method="rm-delta", model=RM_DELTA) for clicks in _CLICKS),
-        *(replace(clicks, method="rm-delta-no-rehearsal", model=without_rehearsal(RM_DELTA)) for clicks in _CLICKS),
+        *(run for clicks in _CLICKS for run in _delta(clicks, RM_DELTA_CLICKS)),
+        *_delta(_ACTIVITYNETQA, RM_DELTA_VIDEO),
     )
 }  # fmt: skip
 
