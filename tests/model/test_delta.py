@@ -67,6 +67,15 @@ def test_an_item_of_long_ago_is_known_among_many_that_came_often() -> None:
     assert (told[:80, None] > told[80:]).float().mean() > 0.98  # of a sum of all that came, 0.68 to 0.84
 
 
+def test_slots_tell_what_was_met_and_not_in_which_order() -> None:
+    memory, items = machine(), torch.eye(D)[:6]
+    states = [
+        memory.write(memory.write(memory.initial_state(1), segment(items[first])), segment(items[then]))
+        for first, then in (([0, 1, 2], [3, 4, 5]), ([5, 3, 1], [4, 0, 2]))
+    ]
+    assert_close(states[0].slots, states[1].slots)
+
+
 def test_the_contract_holds_and_every_weight_is_trained() -> None:
     memory = machine(keep_bias=3.0)
     check_memorizer(memory, D)  # type: ignore[arg-type]

@@ -3,6 +3,9 @@
 Not in the paper. Eq. 1 hands an item out among the slots each time it comes, so that those that come often drown the
 others. Here the slots answer for what they hold, and an item hands out what is missing: the delta rule (Widrow & Hoff,
 1960; for fast weights Schlag, Irie & Schmidhuber, 2021).
+
+What was met can be told from such slots, and by how much of it has faded how long ago, but not what came first among
+items that all came again: the smallest task of `remem check` is beyond it.
 """
 
 from __future__ import annotations
