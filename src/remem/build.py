@@ -31,21 +31,16 @@ from remem.baselines.native_stm import AssociativeReader, NativeSTM
 from remem.baselines.nutm import NUTM
 from remem.baselines.rum import RUM
 from remem.baselines.stm import STM, TwoMemories, matched_width
-from remem.data.codec import AnswerKind, ClickCodec, Codec, FrameCodec, IdCodec, PassageCodec, TextCodec
+from remem.data.codec import AnswerKind, ClickCodec, Codec, PassageCodec, TextCodec
+from remem.ends import build_embedding, build_head, build_query_encoder, item_embedding
 from remem.errors import BadInput
 from remem.model.assembly import MemoryModel
 from remem.model.delta import DeltaMachine, ItemMatch
 from remem.model.embed import (
     Embedding,
-    IdQueryEncoder,
     ItemEmbedding,
-    QueryEncoder,
-    SentenceQueryEncoder,
-    TargetQueryEncoder,
-    VectorEmbedding,
 )
 from remem.model.encoder import GRUEncoder, TransformerEncoder
-from remem.model.heads import CandidateHead, ClassHead, ClickHead, Head
 from remem.model.machine import MemoryMachine
 from remem.model.matching import WordMatch
 from remem.model.reasoner import MultiHopReasoner
@@ -175,7 +170,7 @@ def build_click(settings: ModelSettings, codec: Codec) -> ClickModel:
     if not isinstance(machine, ClickSettings):
         raise BadInput(f"{type(machine).__name__} is no model of clicks that reads the whole history.")
     reader = readers[type(machine)](item_dim=item_dim, **_fields(machine))
-    return ClickModel(embed=_item_embedding(settings, codec.num_items), reader=reader)
+    return ClickModel(embed=item_embedding(settings, codec.num_items), reader=reader)
 
 
 def _refuse_rehearsal(settings: ModelSettings) -> None:
@@ -225,7 +220,7 @@ def build_native(settings: ModelSettings, codec: Codec) -> NativeWordModel | Nat
             "A method in its native form reads stories and questions as words of one vocabulary; this task asks by "
             "number. Take the method's form for the shared harness, without -native."
         )
-    embed, answers = _item_embedding(settings, codec.num_items), codec.num_answers
+    embed, answers = item_embedding(settings, codec.num_items), codec.num_answers
     match machine:
         case NativeWordSettings():
             memory: Any = build_memorizer(dataclasses.replace(settings, machine=machine.memory), codec)
@@ -323,49 +318,6 @@ def build_sampler(settings: ModelSettings, codec: Codec) -> HistorySampler:
         model_dim=settings.model_dim,
         head=build_head(settings, codec, settings.item_dim + settings.model_dim, query_encoder),
     )
-
-
-def build_embedding(settings: ModelSettings, codec: Codec) -> Embedding:
-    """What makes x of an item: a table where items are numbers, a projection where they are vectors."""
-    if isinstance(codec, FrameCodec):
-        return VectorEmbedding(width=codec.width, item_dim=settings.item_dim)
-    return _item_embedding(settings, codec.num_items)
-
-
-def _item_embedding(settings: ModelSettings, num_items: int) -> ItemEmbedding:
-    return ItemEmbedding(num_items=num_items, item_dim=settings.item_dim, std=settings.embedding.item_std)
-
-
-def build_query_encoder(settings: ModelSettings, codec: Codec, embed: Embedding) -> QueryEncoder:
-    """What makes q of a question. A target item always shares the items' embedding, words do if the settings say so."""
-    match codec:
-        case IdCodec():
-            return IdQueryEncoder(num_queries=codec.num_queries, model_dim=settings.model_dim)
-        case ClickCodec():
-            assert isinstance(embed, ItemEmbedding)
-            return TargetQueryEncoder(
-                items=embed.table, model_dim=settings.model_dim, copy_start=settings.reasoner.compare
-            )
-        case TextCodec() | PassageCodec() | FrameCodec():
-            tied = settings.reasoner.tie_query_words and isinstance(embed, ItemEmbedding)
-            words = embed if tied else _item_embedding(settings, codec.num_queries)
-            assert isinstance(words, ItemEmbedding)
-            return SentenceQueryEncoder(words=words.table, model_dim=settings.model_dim)
-
-
-def build_head(settings: ModelSettings, codec: Codec, width: int, query_encoder: QueryEncoder) -> Head:
-    """The last layer of any method, over a reason of `width` numbers; candidates are read with the questions' words."""
-    if codec.answer_kind == AnswerKind.CLICK:
-        return ClickHead(model_dim=width)
-    if codec.answer_kind == AnswerKind.CANDIDATES:
-        assert isinstance(query_encoder, SentenceQueryEncoder)
-        encoder = SentenceQueryEncoder(words=query_encoder.words, model_dim=settings.model_dim)
-        return CandidateHead(
-            candidate_encoder=encoder, model_dim=width, candidate_dim=settings.model_dim,
-            match=settings.reasoner.match_candidates,
-        )  # fmt: skip
-    assert not isinstance(codec, PassageCodec | ClickCodec)
-    return ClassHead(model_dim=width, num_answers=codec.num_answers)
 
 
 def _reasoner(settings: ModelSettings, row_dim: int) -> MultiHopReasoner:

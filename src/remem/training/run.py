@@ -28,7 +28,7 @@ from remem.errors import BadInput
 from remem.model.assembly import MemoryModel
 from remem.model.sampler import HistorySampler, RandomSampler, Sampler
 from remem.settings.codec import to_json
-from remem.settings.model import MachineSettings
+from remem.settings.model import DeltaSettings, MachineSettings
 from remem.settings.run import Run, TrainSettings
 from remem.tasks.base import Metrics, Task
 from remem.tasks.load import load_task
@@ -60,7 +60,8 @@ def pick_device(name: str) -> torch.device:
 def settled(run: Run, device: torch.device) -> Run:
     """What a run leaves to its device, decided: its record says so, and a run that is resumed keeps to it."""
     gpu = device.type == "cuda"
-    rival = not isinstance(run.model.machine, MachineSettings)  # it reads item by item, or has little to compile
+    # a rival reads item by item, or has little to compile
+    rival = not isinstance(run.model.machine, MachineSettings | DeltaSettings)
     fast: Precision = "bf16" if gpu and torch.cuda.is_bf16_supported(False) else "float32"
 
     def stage(settings: TrainSettings, best: Precision) -> TrainSettings:
