@@ -132,7 +132,7 @@ def _match(
             "--model.reasoner.match-words compares the words of candidates with those of a text; this task has no such "
             "candidates. Leave it False."
         )
-    return WordMatch(words=embed.table)
+    return WordMatch(words=embed.table, strength=settings.reasoner.match_strength)
 
 
 def build_direct(settings: ModelSettings, codec: Codec) -> DirectlyReason | MultiHopReason:

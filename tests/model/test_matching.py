@@ -106,3 +106,17 @@ def test_a_task_without_such_candidates_refuses_it() -> None:
     settings = replace(RM, reasoner=replace(RM.reasoner, match_words=True))
     with pytest.raises(BadInput, match=r"match-words compares the words of candidates.*Leave it False"):
         build_memory_model(settings, TEXT_CODEC)
+
+
+def test_a_match_starts_as_strong_as_it_is_set() -> None:
+    def scale(strength: float) -> torch.Tensor:
+        reasoner = replace(RM.reasoner, match_words=True, tie_query_words=True, match_strength=strength)
+        match = build_memory_model(replace(RM, reasoner=reasoner), CODEC).match
+        assert isinstance(match, WordMatch)
+        match.repeated.data.zero_()
+        return match(holding(match, *MEMORY), *asked(1, 2), choices(3, 5)).detach()
+
+    torch.manual_seed(0)
+    weak = scale(1.5)
+    torch.manual_seed(0)
+    assert_close(scale(2.5), torch.e * weak)

@@ -189,7 +189,8 @@ def family(paper: Run, model: ModelSettings, ours: Run | None = None) -> list[Ru
 def _stories() -> list[Run]:
     """bAbI before and after: `rm` with what short stories need alone; `rm` trained on, the hardest task first, and once
     more; `rm-led`, which begins with that task, and whose memory takes words as they are, mixed by a GRU; `rm-staged`,
-    where five more follow before all do, and whose slots start to keep; and that trained on, with all tasks."""
+    where five more follow before all do, and whose slots start to keep; that trained on, with all tasks; and once more,
+    two streams of five from task 3, the one that is left."""
     lead = replace(_STORIES.train, steps=18_200, warmup_steps=500, lead=("qa16",), lead_steps=3900)
     again = replace(lead, steps=14_300, lead_steps=7800, lead_until=10.0)
     first = replace(
@@ -203,6 +204,7 @@ def _stories() -> list[Run]:
     binding = with_machine(trained_on(None), encoder="gru", copy_start=True)
     keeping = with_machine(binding, keep_bias=1.0)
     staged = replace(first, lead=("qa16", "qa1+qa2+qa15+qa17+qa19"))
+    on = replace(staged, steps=15_600, warmup_steps=500, lead=("qa16",), lead_steps=0, lead_tries=1)
     return [
         replace(_BABI, method="rm-plain", model=RM_TEXT),
         replace(_STORIES, method="rm-continued", model=trained_on("runs/babi-rm-s0"), train=lead),
@@ -212,7 +214,12 @@ def _stories() -> list[Run]:
         replace(
             _STORIES, method="rm-staged-continued",
             model=replace(keeping, weights_from=Path("runs/babi-rm-staged-s0")),
-            train=replace(staged, steps=15_600, warmup_steps=500, lead=("qa16",), lead_steps=0, lead_tries=1),
+            train=on,
+        ),
+        replace(
+            _STORIES, method="rm-staged-continued-again",
+            model=replace(keeping, weights_from=Path("runs/babi-rm-staged-continued-s0")),
+            train=replace(on, steps=13_000, lead=("qa3",), lead_share=0.4, lead_steps=13_000, lead_until=0.0),
         ),
     ]  # fmt: skip
 

@@ -25,7 +25,7 @@ class WordMatch(nn.Module):
     from the question (mu) is no answer.
     """
 
-    def __init__(self, *, words: nn.Embedding) -> None:
+    def __init__(self, *, words: nn.Embedding, strength: float = 1.5) -> None:
         super().__init__()
         self.words = words
         self.asked_weight, self.candidate_weight = (nn.Embedding(words.num_embeddings, 1) for _ in range(2))
@@ -34,7 +34,7 @@ class WordMatch(nn.Module):
         self.slot_side = nn.Linear(words.embedding_dim, words.embedding_dim, bias=False)  # W
         nn.init.eye_(self.slot_side.weight)
         self.sharpness = nn.Parameter(torch.tensor(2.5))  # beta
-        self.strength = nn.Parameter(torch.tensor(1.5))  # lambda
+        self.strength = nn.Parameter(torch.tensor(strength))  # lambda
         self.repeated = nn.Parameter(torch.tensor(1.0))  # mu
 
     def forward(

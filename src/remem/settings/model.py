@@ -84,6 +84,8 @@ class ReasonerSettings:
     match_words: bool = False
     """Ours: a candidate's score grows with what its words and the question's have in common with the same slots, by
     inner products of their embeddings, which tell words apart that were never met in training."""
+    match_strength: float = 1.5
+    """Logarithm of what that weighs to begin with (lambda of `WordMatch`)."""
     match_items: bool = False
     """Ours: the logit of a click grows with how much of the target the slots hold; for slots that can tell
     (`DeltaSettings`)."""
