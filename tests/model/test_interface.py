@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
-from remem.model.interface import detach_state, gather_each, gather_rows
+from remem.model.interface import EmbeddedStream, detach_state, gather_each, gather_rows
 from remem.model.machine import SlotState
 
 
@@ -29,3 +30,17 @@ def test_a_detached_state_has_the_same_values_and_type_and_no_history() -> None:
     assert torch.equal(detached.slots, state.slots)
     assert not detached.slots.requires_grad
     assert state.slots.requires_grad
+
+
+@pytest.mark.parametrize("in_turn", [True, False])
+def test_a_table_is_handed_out_turn_by_turn(in_turn: bool) -> None:
+    order = torch.arange(6).reshape(2, 3) if in_turn else torch.tensor([[3, 0, 3], [1, 2, 0]])
+    table = torch.randn(6, 4, 5, requires_grad=True)
+    mask = torch.ones(6, 4, dtype=torch.bool)
+    stream = EmbeddedStream(table, mask, order, torch.ones(2, 3, dtype=torch.bool), in_turn=in_turn)
+    turns = stream.turns(table)
+    assert len(turns) == 3
+    for t, rows in enumerate(turns):
+        assert torch.equal(rows, table[order[:, t]])
+    (grad,) = torch.autograd.grad(sum(rows.sum() for rows in turns), table)
+    assert torch.equal(grad[:, 0, 0], torch.bincount(order.flatten(), minlength=6).float())

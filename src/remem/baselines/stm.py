@@ -142,14 +142,10 @@ class TwoMemories(nn.Module):
         """All segments in turn; only the step itself is sequential, and only what `look` takes of a state stays."""
         code = self.encode(stream.items, stream.item_mask)
         table = torch.cat(code, dim=-1)  # [s, 2 e + r]
-        if not stream.in_turn:
-            table = table.index_select(0, stream.order.flatten())
         real = stream.item_mask.any(dim=1)[stream.order] & stream.segment_mask  # [b, t]
-        # unbind and not an index for each t, whose gradient would be as large as the whole stream
-        rows = table.unflatten(0, stream.order.shape).unbind(1)
         with _full_precision(state):
             seen, gates = [look(state)], [state.items.new_zeros(2)]
-            for row, now in zip(rows, real.unbind(1), strict=True):
+            for row, now in zip(stream.turns(table), real.unbind(1), strict=True):
                 state, opened = self.cell(state, *row.split([part.shape[1] for part in code], dim=1), now)
                 seen.append(look(state))
                 gates.append((opened * now[:, None]).sum(dim=0))

@@ -112,10 +112,9 @@ class DeltaMachine(nn.Module):
         turns = one_after_another(found, stream.item_mask)
         real = stream.item_mask.any(dim=1)[stream.order] & stream.segment_mask
         slots, memories, new = state.slots, [state.slots], list[Tensor]()
-        for t in range(stream.order.shape[1]):
-            index: Int[Tensor, " b"] = stream.order[:, t]
-            here = Addressed(found.items[index], found.shares[index])
-            slots, added = self._write(slots, here, turns[index], real[:, t])
+        items, shares, solved = (stream.turns(table) for table in (*found, turns))
+        for here, inverse, now in zip(map(Addressed, items, shares), solved, real.unbind(1), strict=True):
+            slots, added = self._write(slots, here, inverse, now)
             memories.append(slots)
             new.append(added.detach().sum())
         count = (stream.item_mask.sum(dim=1)[stream.order] * stream.segment_mask).sum().clamp(min=1)

@@ -29,6 +29,14 @@ class EmbeddedStream(NamedTuple):
     ids: Int[Tensor, "s n"] | None = None
     """The items' own numbers, for a method that learns to name them; None where items are vectors to begin with."""
 
+    def turns(self, table: Float[Tensor, "s ..."]) -> tuple[Float[Tensor, "b ..."], ...]:
+        """What a table of segments holds for the first segment of each stream, the second, and so on.
+
+        An index for each turn would do, but its gradient is as large as the whole table, every time.
+        """
+        rows = table if self.in_turn else table.index_select(0, self.order.flatten())
+        return rows.unflatten(0, self.order.shape).unbind(1)
+
 
 class Trace(NamedTuple):
     """What writing a whole stream leaves: the last state, and the memory before the first and after every segment."""

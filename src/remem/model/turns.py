@@ -81,9 +81,8 @@ class TurnMachine(SlotMachine):
         item_side = reference.project(features, self.writer.weights)
         real = stream.item_mask[stream.order] & stream.segment_mask[..., None]
         memories, entropy = [state.slots], features.new_zeros((), dtype=torch.float32)
-        for t in range(stream.order.shape[1]):
-            index = stream.order[:, t]
-            state, shares = self._write(state, features[index], item_side[index], real[:, t])
+        for items, sides, now in zip(stream.turns(features), stream.turns(item_side), real.unbind(1), strict=True):
+            state, shares = self._write(state, items, sides, now)
             memories.append(state.slots)
             entropy = entropy + torch.special.entr(shares.detach()).sum()
         figures = {"write_entropy": entropy / real.sum().clamp(min=1), "turn_gain": self.turn_gain.detach()}
