@@ -132,7 +132,8 @@ def _match(
             "--model.reasoner.match-words compares the words of candidates with those of a text; this task has no such "
             "candidates. Leave it False."
         )
-    return WordMatch(words=embed.table, strength=settings.reasoner.match_strength)
+    reasoner = settings.reasoner
+    return WordMatch(words=embed.table, strength=reasoner.match_strength, rare_first=reasoner.match_rare_first)
 
 
 def build_direct(settings: ModelSettings, codec: Codec) -> DirectlyReason | MultiHopReason:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from remem.data.dataset import Split, evaluation_batches
 from remem.data.random import StableRandom
-from remem.data.synthetic import check_sizes, export_jsonl, logic_chains, read_jsonl, synthetic_split
+from remem.data.synthetic import check_sizes, export_jsonl, logic_chains, read_jsonl, split_beyond, synthetic_split
 from remem.errors import BadInput
 from remem.settings.tasks import SyntheticTask
 
@@ -365,3 +366,24 @@ def test_a_path_that_cannot_be_read_as_text_is_refused_with_its_name(name: str, 
     (tmp_path / "latin.jsonl").write_bytes(b"\xe9\n")
     with pytest.raises(BadInput, match=name):
         read_jsonl(SMALL, tmp_path / name)
+
+
+@pytest.mark.parametrize("beyond", [0, 1, 7])
+def test_a_longer_stream_holds_its_evidence_once_and_so_many_segments_before_it_is_asked(beyond: int) -> None:
+    chains, split = logic_chains(SMALL), split_beyond(SMALL, beyond, 50)
+    (bucket,) = split.buckets
+    query, answer = bucket.query.tokens[:, 0, 0].tolist(), bucket.query.answer[:, 0].tolist()
+    assert len(set(zip(query, answer, strict=True))) == 24  # every chain, some of them three times
+    age = bucket.query.position - 1 - bucket.query.evidence
+    assert age.unique().tolist() == [beyond]
+    for stream, asked, right in zip(streams_of(split), query, answer, strict=True):
+        assert len(stream) == (5 + beyond) * SMALL.segment_len
+        pairs = list(pairwise(stream))
+        held = {number for number, evidence in enumerate(chains[asked].tolist()) if tuple(evidence) in pairs}
+        assert held == {right}
+    assert split.fingerprint() == split_beyond(SMALL, beyond, 50).fingerprint()
+
+
+def test_streams_so_long_that_any_would_have_two_answers_are_refused() -> None:
+    with pytest.raises(BadInput, match="evidences of other answers by chance"):
+        split_beyond(SMALL, 1000, 4)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from builders import RM, TEXT_CODEC, assert_close
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from remem.build import build_memory_model
 from remem.data.batch import Candidates
@@ -120,3 +121,17 @@ def test_a_match_starts_as_strong_as_it_is_set() -> None:
     weak = scale(1.5)
     torch.manual_seed(0)
     assert_close(scale(2.5), torch.e * weak)
+
+
+def test_rare_words_outweigh_frequent_ones_from_the_start_where_that_is_set() -> None:
+    reasoner = replace(RM.reasoner, match_words=True, tie_query_words=True, match_rare_first=True)
+    match = build_memory_model(replace(RM, reasoner=reasoner), CODEC).match
+    assert isinstance(match, WordMatch)
+    ids = torch.arange(CODEC.num_items)
+    each = F.softplus(20 * match.asked_weight(ids)[:, 0])
+    assert_close(each[1:], 2 * (1 + ids[1:]).log() / torch.tensor(1.0 + CODEC.num_items).log())
+    assert 0 < each[0] < each[1] / 2  # the unknown word, which may be any
+    # the question's frequent word stands in one slot, its rare one in the other: the rare one's neighbour is the answer
+    match.words.weight.data.copy_(torch.eye(*match.words.weight.shape))
+    scores = match(holding(match, [1, 2, 3], [5, 6, 7]), *asked(1, 6), choices(3, 7))
+    assert int(scores.argmax()) == 1

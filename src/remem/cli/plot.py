@@ -12,16 +12,18 @@ from typing import Annotated, Literal
 import tyro
 
 from remem.errors import BadInput
+from remem.experiments import horizon
 from remem.experiments.forgetting import format_forgetting, make_forgetting
 from remem.experiments.paper import PAPER
 from remem.experiments.records import read_record
 from remem.experiments.sweeps import format_sweep, make_sweep, tabulate
-from remem.experiments.tables import Runs, format_parts, make_parts, ordered
+from remem.experiments.tables import Runs, Table, format_parts, make_parts, ordered
 
 HELP = """usage: remem plot forgetting TASK [--out FILE] [OPTIONS]    accuracy by age of the evidence, in segments
        remem plot curves TASK --out FILE [OPTIONS]          learning curves: score, losses, use of the slots
        remem plot tasks babi [--out FILE] [OPTIONS]         test error of each bAbI task
        remem plot sweep TASK --over K [--out FILE] [OPTIONS] test metric by the values of a setting (`remem sweep`)
+       remem plot horizon TASK [--out FILE] [OPTIONS]       accuracy by segments since the evidence (`remem horizon`)
 
 FILE ends in .svg, .png or .pdf; drawing needs matplotlib: pip install 'remem[plot]'."""
 
@@ -84,9 +86,19 @@ class Swept(Selection):
     """How to print the table."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Horizon(Selection):
+    """What trained memories still know after ever more segments, as `remem horizon` measured it."""
+
+    out: Path | None = None
+    """Drawing to write (.svg, .png, .pdf); without it there is only the table."""
+    format: Literal["md", "csv", "json"] = "md"
+    """How to print the table."""
+
+
 def main(argv: list[str]) -> None:
     """Find the verb and run it."""
-    verbs = {"forgetting": _forgetting, "curves": _curves, "tasks": _tasks, "sweep": _sweep}
+    verbs = {"forgetting": _forgetting, "curves": _curves, "tasks": _tasks, "sweep": _sweep, "horizon": _horizon}
     if not argv or argv[0] in ("-h", "--help"):
         print(HELP)
         return
@@ -131,7 +143,17 @@ def _tasks(argv: list[str]) -> None:
 
 def _sweep(argv: list[str]) -> None:
     options = tyro.cli(Swept, args=argv, prog="remem plot sweep")
-    table = tabulate(make_sweep(options.task, options.over, options.methods), options.results, options.metric)
+    _show_sweep(
+        tabulate(make_sweep(options.task, options.over, options.methods), options.results, options.metric), options
+    )
+
+
+def _horizon(argv: list[str]) -> None:
+    options = tyro.cli(Horizon, args=argv, prog="remem plot horizon")
+    _show_sweep(horizon.tabulate(options.results, options.task, options.methods), options)
+
+
+def _show_sweep(table: Table, options: Swept | Horizon) -> None:
     if options.out:
         _need_matplotlib()
         from remem.experiments import plots

@@ -7,6 +7,7 @@ the stream. Chains, streams and placement come from one data seed and are bit-id
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from remem.settings.tasks import SyntheticTask
 
 Ints = npt.NDArray[np.int64]
 PARTS = ("early", "later")
+_LEAD = 4  # segments before the one with the evidence, in streams that ask how long it lasts
 
 
 def check_sizes(task: SyntheticTask) -> None:
@@ -99,15 +101,22 @@ def _place(task: SyntheticTask, chains: Ints, split: str, per_chain: int) -> tup
     later = np.arange(count) % 2
     room = np.where(later, task.stream_len - half, half) - task.evidence_len + 1
     start = later * half + (random.words(count) % room.astype(np.uint64)).astype(np.int64)
+    return _with_evidence(task, random, streams, chains, query, answer, start), query, answer, start
+
+
+def _with_evidence(
+    task: SyntheticTask, random: StableRandom, streams: Ints, chains: Ints, query: Ints, answer: Ints, start: Ints
+) -> Ints:
+    """The streams with each one's evidence put where it starts, and with no other answer's."""
     window = start[:, None] + np.arange(task.evidence_len)
-    rows, evidence = np.arange(count)[:, None], chains[query, answer]
+    rows, evidence = np.arange(len(streams))[:, None], chains[query, answer]
     streams[rows, window] = evidence
     # a stream that happens to hold another answer's evidence has two answers: draw its other facts again
     codes = _codes(chains, task)
     while len(doubtful := _with_two_answers(task, streams, query, codes)):
-        streams[doubtful] = random.integers(task.num_facts, len(doubtful), task.stream_len)
+        streams[doubtful] = random.integers(task.num_facts, len(doubtful), streams.shape[1])
         streams[doubtful[:, None], window[doubtful]] = evidence[doubtful]
-    return streams, query, answer, start
+    return streams
 
 
 def _with_two_answers(task: SyntheticTask, streams: Ints, query: Ints, codes: Ints) -> Ints:
@@ -151,6 +160,24 @@ def synthetic_split(task: SyntheticTask, split: str) -> Split:
     """Train, valid or test streams, each drawn apart from the same logic chains."""
     per_chain = task.samples_per_chain if split == "train" else task.eval_samples_per_chain
     return as_split(task, *_place(task, logic_chains(task), split, per_chain))
+
+
+def split_beyond(task: SyntheticTask, beyond: int, count: int) -> Split:
+    """Streams of any length, asked `beyond` segments after the one that holds the evidence: what lasts, and how long.
+
+    Before the evidence stand as many facts as four segments hold.
+    """
+    chains, random = logic_chains(task), StableRandom(task.data_seed, "beyond", beyond)
+    pairs = random.permutation(task.num_queries * task.num_answers)
+    query, answer = np.divmod(np.resize(pairs, count), task.num_answers)
+    n, lead = task.segment_len, _LEAD * task.segment_len
+    start = lead + random.integers(max(1, n - task.evidence_len + 1), count)
+    length = lead + max(n, task.evidence_len) + beyond * n
+    longer = replace(task, stream_len=length)
+    check_sizes(longer)
+    streams = random.integers(task.num_facts, count, length)
+    streams = _with_evidence(task, random, streams, chains, query, answer, start)
+    return as_split(longer, streams, query, answer, start)
 
 
 def export_jsonl(task: SyntheticTask, split: str, path: Path) -> int:

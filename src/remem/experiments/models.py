@@ -56,7 +56,7 @@ RM_TURNS = replace(
     with_machine(
         RM_PASSAGE, encoder_layers=0, copy_start=True, keep_bias=4.0, aligned_gain=0.3, turns=3, weigh_items=True
     ),
-    reasoner=replace(RM_PASSAGE.reasoner, match_words=True, match_strength=2.3),
+    reasoner=replace(RM_PASSAGE.reasoner, match_words=True, match_strength=2.3, match_rare_first=True),
     rehearsal=replace(RM_PASSAGE.rehearsal, sampler="random"),
 )
 # Frames are alike one after another: slots start as sums of them, and the bi-GRU of Table 6 was ahead on validation.

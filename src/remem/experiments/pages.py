@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from remem.errors import BadInput
+from remem.experiments import horizon
 from remem.experiments.ablations import find_ablation, make_rows
 from remem.experiments.describe import format_description
 from remem.experiments.describe import read as read_description
@@ -92,6 +93,10 @@ def _sweep(results: Path, words: list[str]) -> str:
             options[list(options)[-1]].append(word)
     sweep = make_sweep(words[0], options["--over"], options["--methods"])
     return format_sweep(tabulate(sweep, results, *options.get("--metric", [])), "md")
+
+
+def _horizon(results: Path, words: list[str]) -> str:
+    return format_sweep(horizon.tabulate(results, words[0], words[1:]), "md")
 
 
 def _facts(results: Path, words: list[str]) -> str:
@@ -221,6 +226,7 @@ _MAKERS: dict[str, Callable[[Path, list[str]], str]] = {
     "remem table": _table,
     "remem ablate": _ablation,
     "remem sweep": _sweep,
+    "remem plot horizon": _horizon,
     "remem data describe": _facts,
     "error by task": _parts,
     "forgetting": _forgetting,
@@ -246,6 +252,7 @@ FIGURES = (
 )  # fmt: skip
 # and of sweeps: task, setting, methods
 SWEEPS = (("synthetic-small", "K", ("rm", "stm", "ct")),)
+HORIZONS = ("synthetic", "babi")  # and of how long memories last
 
 
 def draw(results: Path, folder: Path) -> None:
@@ -261,6 +268,8 @@ def draw(results: Path, folder: Path) -> None:
     for task, setting, swept in SWEEPS:
         table = tabulate(make_sweep(task, [setting], swept), results)
         plots.save(plots.draw_sweep(table), folder / f"sweep-{setting.lower()}-{task}.svg")
+    for task in HORIZONS:
+        plots.save(plots.draw_sweep(horizon.tabulate(results, task)), folder / f"horizon-{task}.svg")
 
 
 def main() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -11,6 +13,7 @@ from remem.data.batch import Candidates
 from remem.model.embed import lookup
 from remem.ops.precision import at_least_float32
 
+_LEAST_WEIGHT = 0.05
 _WEIGHT_GAIN = 20.0  # Adam moves a number by a thousandth in a step, and words must be told apart in a few hundred
 
 
@@ -25,12 +28,15 @@ class WordMatch(nn.Module):
     from the question (mu) is no answer.
     """
 
-    def __init__(self, *, words: nn.Embedding, strength: float = 1.5) -> None:
+    def __init__(self, *, words: nn.Embedding, strength: float = 1.5, rare_first: bool = False) -> None:
         super().__init__()
         self.words = words
         self.asked_weight, self.candidate_weight = (nn.Embedding(words.num_embeddings, 1) for _ in range(2))
         for weight in (self.asked_weight, self.candidate_weight):
             nn.init.zeros_(weight.weight)
+            if rare_first:
+                with torch.no_grad():
+                    weight.weight[:, 0] = _rareness(words.num_embeddings).expm1().log() / _WEIGHT_GAIN
         self.slot_side = nn.Linear(words.embedding_dim, words.embedding_dim, bias=False)  # W
         nn.init.eye_(self.slot_side.weight)
         self.sharpness = nn.Parameter(torch.tensor(2.5))  # beta
@@ -57,3 +63,11 @@ class WordMatch(nn.Module):
     ) -> Float[Tensor, "b t d"]:
         shares = F.softplus(_WEIGHT_GAIN * lookup(weight, tokens)) * mask[..., None]
         return F.normalize(at_least_float32((shares * lookup(self.words, tokens)).sum(dim=-2)), dim=-1)
+
+
+def _rareness(count: int) -> Float[Tensor, " words"]:
+    """What each word weighs if rare ones tell more, by Zipf's law.
+
+    A vocabulary begins with its most frequent word, the n-th occurs about 1/n as often, and tells log n more.
+    """
+    return (2 * torch.arange(count).log1p() / math.log1p(count)).clamp(min=_LEAST_WEIGHT)

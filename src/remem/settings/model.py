@@ -86,6 +86,8 @@ class ReasonerSettings:
     inner products of their embeddings, which tell words apart that were never met in training."""
     match_strength: float = 1.5
     """Logarithm of what that weighs to begin with (lambda of `WordMatch`)."""
+    match_rare_first: bool = False
+    """Rare words weigh more in it than frequent ones to begin with; else all weigh the same."""
     match_items: bool = False
     """Ours: the logit of a click grows with how much of the target the slots hold; for slots that can tell
     (`DeltaSettings`)."""

@@ -1,0 +1,80 @@
+"""`remem horizon` and `remem plot horizon`: shipped models on streams made for it, records, tables, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from remem.cli.main import main
+from remem.experiments.horizon import tabulate
+
+ROOT = Path(__file__).parents[2]
+Captured = pytest.CaptureFixture[str]
+
+
+def run(*arguments: str | Path) -> int:
+    return main([str(a) for a in arguments])
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_shipped_model_knows_at_once_what_it_was_told_and_keeps_a_record(here: Path, capsys: Captured) -> None:
+    model = ROOT / "models" / "babi"
+    assert run("horizon", model, "--beyond", 2, 0, "--streams", 12, "--results", "results", "--device", "cpu") == 0
+    shown = capsys.readouterr()
+    assert shown.out == (
+        "| segments since the evidence: test accuracy | rm-continued-again, 1 seed |\n| --- | ---: |\n"
+        "| 0 | 100.00 |\n| 2 | 100.00 |\n"
+    )
+    assert "after 0 segments 100.0 %" in shown.err
+    (path,) = (here / "results" / "horizon" / "babi").glob("*.json")
+    record = json.loads(path.read_text())
+    assert record["beyond"] == [[0, 12, 12], [2, 12, 12]]
+    assert record["model"]["fingerprint"] == json.loads((model / "record.json").read_text())["model"]["fingerprint"]
+    assert set(record["data"]["fingerprint"]) == {"0", "2"}
+
+
+def test_facts_are_asked_of_a_model_of_facts(capsys: Captured) -> None:
+    assert run("horizon", ROOT / "models" / "demo", "--beyond", 0, "--streams", 48, "--format", "json") == 0
+    ((beyond, right, total),) = json.loads(capsys.readouterr().out)["beyond"]
+    assert (beyond, total) == (0, 48)
+    assert right > 36  # a guess has 12
+
+
+def write(method: str, seed: int, points: list[list[int]]) -> None:
+    path = Path("results/horizon/babi") / f"{method}-seed{seed}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"task": "babi", "method": method, "seed": seed, "beyond": points}))
+
+
+def test_seeds_of_a_method_are_one_column_with_their_spread(here: Path, capsys: Captured) -> None:
+    write("rm", 0, [[0, 10, 10], [8, 6, 10]])
+    write("rm", 1, [[0, 9, 10], [8, 4, 10]])
+    write("dnc", 0, [[0, 10, 10], [64, 2, 10]])
+    assert run("plot", "horizon", "babi", "--methods", "rm", "dnc", "--out", "drawn.svg") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "| segments since the evidence: test accuracy | rm, 2 seeds | dnc, 1 seed |"
+    assert lines[2:] == ["| 0 | 95.00 ± 7.07 | 100.00 |", "| 8 | 50.00 ± 14.14 | – |", "| 64 | – | 20.00 |"]
+    assert "segments since the evidence" in (here / "drawn.svg").read_text()
+    assert [row["value"] for row in tabulate(here / "results", "babi")["rows"]] == ["0", "8", "64"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["horizon", "nowhere"], "nowhere"),
+        (["horizon", ROOT / "models" / "demo", "--beyond", "-1"], "segments of 0 or more"),
+        (["horizon", ROOT / "models" / "demo", "--streams", "0"], "at least one stream"),
+        (["plot", "horizon", "babi"], "holds no measurement; `remem horizon MODEL` makes them"),
+        (["plot", "horizon", "babi", "--methods", "rm"], "holds no measurement of rm"),
+    ],
+)
+def test_what_can_not_be_measured_or_shown_is_refused(arguments: list[str | Path], says: str, capsys: Captured) -> None:
+    assert run(*arguments) == 2
+    assert says in capsys.readouterr().err
