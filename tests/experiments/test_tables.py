@@ -10,7 +10,7 @@ import pytest
 
 from remem.errors import BadInput
 from remem.experiments.records import publish, read_record, read_records
-from remem.experiments.tables import format_table, make_table, summary
+from remem.experiments.tables import format_brief, format_table, make_table, summary
 
 
 def record(method: str, seed: int, error: float, **changes: Any) -> dict[str, Any]:
@@ -49,6 +49,18 @@ def test_rows_keep_the_papers_order_and_ours_follow() -> None:
     text = format_table(table, "md")
     assert "| rm | 1.00 | 1.00 | 0.33 ± 0.15 (best 0.12) | 1 | – | – | 1,000 | – | 2,560 | – |" in text
     assert "| dnc-native | – | – | 16.70 ± 7.60 (best 3.80) | 0 | – | – | – | – | – | – |" in text
+
+
+def test_in_brief_a_method_without_runs_has_no_row() -> None:
+    cost = {"steps": 900, "train_seconds": 12.0}
+    trained = {"cost": cost, "config": {"train": {"steps": 1000, "max_seconds": 12}}}
+    table = make_table("babi", [record("zz-own", 0, 1.0), record("rm", 0, 1.0, **trained), record("rm", 1, 2.0)])
+    assert format_brief(table, "md").splitlines() == [
+        "| method | error | paper | runs | steps | floats/stream |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| rm | 1.50 ± 0.71 | 0.33 ± 0.15 | 2 | 900 † | 2,560 |",
+        "| zz-own | 1.00 | – | 1 | – | 2,560 |",
+    ]
 
 
 def test_numbers_the_paper_quotes_from_others_stand_with_the_whole_model_of_those() -> None:

@@ -12,7 +12,7 @@ import tyro
 from remem.errors import BadInput
 from remem.experiments.paper import PAPER
 from remem.experiments.records import read_records
-from remem.experiments.tables import format_table, make_table
+from remem.experiments.tables import format_brief, format_table, make_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,8 @@ class Options:
     """synthetic, babi, narrativeqa, activitynetqa, lastfm, assistments, xlong or clicks."""
     format: Literal["md", "csv", "json"] = "md"
     """How to print it."""
+    brief: bool = False
+    """Only what was reached and after how many steps, of the methods with runs; not what it costs."""
     results: Path = Path("results")
     """Folder of the records."""
 
@@ -37,4 +39,5 @@ def main(argv: list[str]) -> None:
             f"There is no folder {options.results} with records; train something, or name it with --results."
         )
     table = make_table(options.task, read_records(options.results, options.task))
-    print(json.dumps(table, indent=1) if options.format == "json" else format_table(table, options.format))
+    made = format_brief if options.brief else format_table
+    print(json.dumps(table, indent=1) if options.format == "json" else made(table, options.format))

@@ -20,7 +20,16 @@ from remem.experiments.paper import TABLE_METRICS
 from remem.experiments.presets import PRESETS
 from remem.experiments.records import read_record, read_records
 from remem.experiments.sweeps import format_sweep, make_sweep, tabulate
-from remem.experiments.tables import Runs, format_lines, format_parts, format_table, make_parts, make_table, ordered
+from remem.experiments.tables import (
+    Runs,
+    format_brief,
+    format_lines,
+    format_parts,
+    format_table,
+    make_parts,
+    make_table,
+    ordered,
+)
 from remem.experiments.trials import TRIALS, format_parts_after, format_steps, format_trials, format_variants
 from remem.experiments.variation import leaves
 
@@ -54,7 +63,8 @@ def render(mark: str, results: Path) -> str:
 
 
 def _table(results: Path, words: list[str]) -> str:
-    return format_table(make_table(words[0], read_records(results, words[0])), "md")
+    made = format_brief if "--brief" in words else format_table
+    return made(make_table(words[0], read_records(results, words[0])), "md")
 
 
 def _parts(results: Path, words: list[str]) -> str:

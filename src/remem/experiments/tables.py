@@ -150,6 +150,24 @@ def format_table(table: Table, style: str) -> str:
     return format_lines(header, lines, style)
 
 
+def format_brief(table: Table, style: str) -> str:
+    """What each trained method reached, beside the paper's: the table as one reads it first."""
+    metrics = TABLE_METRICS[table["task"]]
+    rows = [row for row in table["rows"] if any(row["metrics"][metric]["n"] for metric in metrics)]
+    quoted = any(row["metrics"][metric]["paper"] for row in rows for metric in metrics)
+    header, lines = ["method"], []
+    for metric in metrics:
+        header += [metric, "paper"] if quoted else [metric]
+    for row in rows:
+        line = [row["method"]]
+        for metric in metrics:
+            ours, paper = row["metrics"][metric], row["metrics"][metric]["paper"]
+            line += [_mean_and_spread(ours), *([_mean_and_spread(paper) if paper else "–"] if quoted else [])]
+        runs, steps, *_ = _cost_cells(row, metrics)
+        lines.append([*line, runs, steps, _whole(row["state_floats"])])
+    return format_lines([*header, "runs", "steps", "floats/stream"], lines, style)
+
+
 def _metric_columns(metric: str, values: list[dict[str, Any]], style: str) -> tuple[list[str], list[list[str]]]:
     """Ours and the paper's numbers of one metric, a list of cells a row."""
     papers = [value["paper"] or dict.fromkeys(Quoted._fields) for value in values]
