@@ -6,9 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
+from remem.bundle import Bundle
 from remem.cli.main import main
+from remem.data.codec import ClickCodec
+from remem.errors import BadInput
 from remem.experiments.horizon import tabulate
+from remem.experiments.presets import find_preset
+from remem.training.horizon import streams_beyond
 
 ROOT = Path(__file__).parents[2]
 Captured = pytest.CaptureFixture[str]
@@ -45,6 +51,13 @@ def test_facts_are_asked_of_a_model_of_facts(capsys: Captured) -> None:
     ((beyond, right, total),) = json.loads(capsys.readouterr().out)["beyond"]
     assert (beyond, total) == (0, 48)
     assert right > 36  # a guess has 12
+
+
+def test_a_model_of_another_task_is_refused() -> None:
+    codec = ClickCodec(segment_len=20, num_items=9)
+    bundle = Bundle(torch.nn.Identity(), find_preset("lastfm/rm"), codec, "")  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="made for the synthetic task and bAbI; this model is of lastfm"):
+        streams_beyond(bundle, 4, 2)
 
 
 def write(method: str, seed: int, points: list[list[int]]) -> None:

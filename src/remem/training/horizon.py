@@ -43,7 +43,7 @@ def measure(
     network = bundle.model.to(where)
     points, prints = [], {}
     for count in sorted(set(beyond)):
-        split = _streams(bundle, count, streams)
+        split = streams_beyond(bundle, count, streams)
         tally = evaluate(network, split.to(where), batch_size=batch_size)
         points.append([count, plain(sum(right for right, _ in tally.parts.values())), tally.questions])
         prints[str(count)] = split.fingerprint()
@@ -64,7 +64,8 @@ def measure(
     }
 
 
-def _streams(bundle: Bundle, beyond: int, count: int) -> Split:
+def streams_beyond(bundle: Bundle, beyond: int, count: int) -> Split:
+    """Streams a model can be asked about, with so many segments between the evidence and the question."""
     task, codec = bundle.run.task, bundle.codec
     if isinstance(task, SyntheticTask):
         return synthetic.split_beyond(task, beyond, count)

@@ -202,12 +202,10 @@ def _backward(
             none = tl.zeros([NP, DP], dtype=tl.float32)
             # Eq. 2: ahead of each activation, then what of it goes to the slots and what to the items
             held = keep
-            on_share = tl.zeros([KP, NP], dtype=tl.float32)
             if BY_SHARE:
                 total = tl.sum(share, axis=1)[:, None]
                 held = 1 - tl.minimum(total, 1.0) * (1 - keep)
-                moved = tl.sum(grad * (new - slot) * (1 - keep), axis=1)[:, None]
-                on_share += tl.where(total <= 1.0, moved, 0.0)
+                moved = tl.where(total <= 1.0, tl.sum(grad * (new - slot) * (1 - keep), axis=1)[:, None], 0.0)
             on_new = grad * (1 - held) * (1 - new * new)
             _put(products + M, (on_new * old * reset * (1 - reset)).to(dtype), k, d, R, K, D)
             _put(products + M + D, (grad * (slot - new) * keep * (1 - held)).to(dtype), k, d, R, K, D)
@@ -222,6 +220,9 @@ def _backward(
             grad = _product(grad * held, products + M, R, k, K, turned_weight + M, C, d, D, D, DP, FAST)
             grad = _product(grad, products + M + D, R, k, K, turned_weight + M + D, C, d, D, D, DP, FAST)
             grad = _product(grad, products + M + 2 * D, R, k, K, turned_weight + M + 2 * D, C, d, D, D, DP, FAST)
+            on_share = tl.zeros([KP, NP], dtype=tl.float32)
+            if BY_SHARE:
+                on_share += moved
             on_share = _dot(on_reset, tl.load(place, mask=inside, other=0.0), on_share, FAST)
             on_share = _dot(on_keep, tl.load(place + D, mask=inside, other=0.0), on_share, FAST)
             on_share = _dot(low_new, tl.load(place + 2 * D, mask=inside, other=0.0), on_share, FAST)
