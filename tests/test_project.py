@@ -21,7 +21,7 @@ from remem.experiments import pages
 from remem.experiments.ablations import ABLATIONS
 from remem.experiments.paper import PAPER
 from remem.experiments.presets import PRESETS
-from remem.experiments.records import read_record, read_records
+from remem.experiments.records import read_record, read_records, record_path
 from remem.experiments.sweeps import methods_of
 from remem.experiments.variation import differences
 from remem.settings.codec import to_json
@@ -36,8 +36,9 @@ UNDATED = {
     "cpu-methods", "h200-babi-rm", "h200-methods", "h200-scan-synthetic-rm", "h200-synthetic-rm",
 }  # fmt: skip
 PAGES = [ROOT / "README.md", ROOT / "models" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-APART = ("bench", "checks", "data")
-RECORDS = [path for path in sorted((ROOT / "results").rglob("*.json")) if path.parent.name not in APART]
+APART = {"bench", "checks", "data", "horizon"}
+RECORDS = [path for path in sorted((ROOT / "results").rglob("*.json")) if not APART & {*path.parts}]
+HORIZONS = sorted((ROOT / "results" / "horizon").rglob("*.json"))
 # what stands in a table: not the trials, and not the demo, which is no preset
 ROWS = [path for path in RECORDS if path.parts[-3] in {*PAPER, *ABLATIONS} and path.parts[-4] == "results"]
 TRIALS = sorted({path.parent for path in RECORDS if path.parts[-4] == "trials"})
@@ -138,6 +139,23 @@ def test_every_check_says_what_made_it(path: Path) -> None:
     assert datetime.fromisoformat(check["made"])
     assert len(check["passed"]) >= 8
     assert check["segments"] >= 1000
+
+
+@pytest.mark.parametrize("path", HORIZONS, ids=lambda p: f"{p.parts[-3]}-{p.parent.name}-{p.stem}")
+def test_every_horizon_says_what_made_it(path: Path) -> None:
+    record = json.loads(path.read_text())
+    assert record["code"]["commit"]
+    assert record["code"]["dirty"] is False
+    assert datetime.fromisoformat(record["made"])
+    assert set(record["data"]["fingerprint"]) == {str(beyond) for beyond, _, _ in record["beyond"]}
+    assert all(0 <= right <= total >= 100 for _, right, total in record["beyond"])
+    assert record_path(ROOT / "results" / "horizon", record) == path
+
+
+@pytest.mark.parametrize("name", ["babi", "demo", "synthetic"])
+def test_it_is_known_how_long_each_shipped_model_remembers(name: str) -> None:
+    shipped = read_record(ROOT / "models" / name / "record.json")["model"]["fingerprint"]
+    assert shipped in {json.loads(path.read_text())["model"]["fingerprint"] for path in HORIZONS}
 
 
 def test_every_memory_was_put_to_an_endless_stream_in_both_precisions() -> None:

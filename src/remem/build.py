@@ -299,7 +299,6 @@ def build_machine(settings: ModelSettings, segment_len: int) -> MemoryMachine | 
         keep_bias=machine.keep_bias,
         copy_start=machine.copy_start,
         slot_identity=machine.slot_identity,
-        by_share=machine.by_share,
     )
     parts: dict[str, Any] = {
         "encoder": encoder, "writer": writer, "num_slots": machine.num_slots, "item_dim": settings.item_dim,

@@ -12,7 +12,7 @@ from remem.bundle import Bundle
 from remem.cli.main import main
 from remem.data.codec import ClickCodec
 from remem.errors import BadInput
-from remem.experiments.horizon import tabulate
+from remem.experiments.horizon import keep, tabulate
 from remem.experiments.presets import find_preset
 from remem.training.horizon import streams_beyond
 
@@ -39,7 +39,7 @@ def test_the_shipped_model_knows_at_once_what_it_was_told_and_keeps_a_record(her
         "| 0 | 100.00 |\n| 2 | 100.00 |\n"
     )
     assert "after 0 segments 100.0 %" in shown.err
-    (path,) = (here / "results" / "horizon" / "babi").glob("*.json")
+    (path,) = (here / "results" / "horizon" / "babi").glob("rm-continued-again/seed2-*.json")
     record = json.loads(path.read_text())
     assert record["beyond"] == [[0, 12, 12], [2, 12, 12]]
     assert record["model"]["fingerprint"] == json.loads((model / "record.json").read_text())["model"]["fingerprint"]
@@ -61,9 +61,8 @@ def test_a_model_of_another_task_is_refused() -> None:
 
 
 def write(method: str, seed: int, points: list[list[int]]) -> None:
-    path = Path("results/horizon/babi") / f"{method}-seed{seed}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"task": "babi", "method": method, "seed": seed, "beyond": points}))
+    record = {"task": "babi", "method": method, "seed": seed, "beyond": points, "model": {"fingerprint": "0" * 16}}
+    keep(record, Path("results"))
 
 
 def test_seeds_of_a_method_are_one_column_with_their_spread(here: Path, capsys: Captured) -> None:

@@ -177,22 +177,6 @@ def test_equal_slots_stay_equal_without_an_identity_and_part_with_one() -> None:
     assert (parted - parted[:, :1]).abs().max() > 1e-3
 
 
-def test_by_share_a_slot_moves_as_far_as_it_was_given_items_and_at_most_all_the_way() -> None:
-    torch.manual_seed(3)
-    plain, by_share = make_writer(slot_identity=True), make_writer(slot_identity=True, by_share=True)
-    by_share.load_state_dict(plain.state_dict())
-    slots, (features, mask) = torch.randn(2, 3, 4), segment()
-    written, assignment = plain(slots, features, mask)
-    given = assignment.detach().sum(dim=-1)
-    assert (given < 1).any()
-    assert (given > 1).any()
-    moved, same = by_share(slots, features, mask)
-    assert_close(same, assignment)
-    for b in range(2):
-        for k in range(3):
-            assert_close(moved[b, k] - slots[b, k], min(1.0, float(given[b, k])) * (written[b, k] - slots[b, k]))
-
-
 def test_a_keep_bias_opens_the_gate_that_keeps_and_changes_no_other_weight() -> None:
     torch.manual_seed(3)
     plain = make_writer()

@@ -35,25 +35,15 @@ class Case(NamedTuple):
     order: Tensor
     segment_mask: Tensor
     weight_of_memories: Tensor
-    by_share: bool = False
 
     def to(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Case:
         moved = [leaf.detach().to(device, dtype) for leaf in self.leaves]
         rest = (self.item_mask.to(device), self.order.to(device), self.segment_mask.to(device))
-        return Case(moved, *rest, self.weight_of_memories.to(device, dtype), self.by_share)
+        return Case(moved, *rest, self.weight_of_memories.to(device, dtype))
 
 
 def make_case(
-    *,
-    b: int = 3,
-    t: int = 4,
-    k: int = 3,
-    n: int = 5,
-    d: int = 20,
-    m: int = 17,
-    s: int = 6,
-    seed: int = 0,
-    by_share: bool = False,
+    *, b: int = 3, t: int = 4, k: int = 3, n: int = 5, d: int = 20, m: int = 17, s: int = 6, seed: int = 0
 ) -> Case:
     """Segments of several lengths, streams of several lengths (one may be empty), segments used more than once."""
     g = torch.Generator().manual_seed(seed)
@@ -82,20 +72,17 @@ def make_case(
         torch.randint(s, (b, t), generator=g),
         segment_mask,
         normal(b, t + 1, k, d),  # type: ignore[arg-type]
-        by_share,
     )
 
 
 Scan = Callable[..., Scanned]
-both_forms = pytest.mark.parametrize("by_share", [False, True], ids=["plain", "by share"])
 
 
 def run(scan: Scan, case: Case) -> tuple[Scanned, list[Tensor]]:
     """Outputs, and the gradient of a weighted sum of all memories with respect to every leaf."""
     leaves = [leaf.clone().requires_grad_() for leaf in case.leaves]
     weights = ScanWeights(*leaves[2:])
-    arguments = (*leaves[:2], case.item_mask, case.order, case.segment_mask, weights, GAIN)
-    scanned = scan(*arguments, by_share=case.by_share)
+    scanned = scan(leaves[0], leaves[1], case.item_mask, case.order, case.segment_mask, weights, GAIN)
     (scanned.memories * case.weight_of_memories).sum().backward()
     return scanned, [leaf.grad for leaf in leaves]  # type: ignore[misc]
 
@@ -103,29 +90,28 @@ def run(scan: Scan, case: Case) -> tuple[Scanned, list[Tensor]]:
 def kernels(dtype: torch.dtype) -> Scan:
     """The Triton scan with products of a given type, on whichever device there is."""
 
-    def scan(*arguments: Any, by_share: bool = False) -> Scanned:
-        (slots, items, *rest), real, order = prepared(*arguments)
-        scanned = torch.ops.remem.write_scan(slots, items.to(dtype), real, order, *rest, False, by_share)
+    def scan(slots: Tensor, features: Tensor, item_mask: Tensor, order: Tensor, segment_mask: Tensor, weights: Any,
+             gain: float) -> Scanned:  # fmt: skip
+        prepared = fused(slots, features, item_mask, weights, gain)
+        real = item_mask[order] & segment_mask[..., None]
+        scanned = torch.ops.remem.write_scan(prepared[0], prepared[1].to(dtype), real, order, *prepared[2:], False)
         return Scanned(*scanned[:2])
 
     return scan
 
 
-def prepared(
-    slots: Tensor, features: Tensor, item_mask: Tensor, order: Tensor, segment_mask: Tensor, weights: Any, gain: float
-) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
-    """What a fast scan takes."""
-    return fused(slots, features, item_mask, weights, gain), item_mask[order] & segment_mask[..., None], order
+def cpu_scan(slots: Tensor, features: Tensor, item_mask: Tensor, order: Tensor, segment_mask: Tensor, weights: Any,
+             gain: float) -> Scanned:  # fmt: skip
+    prepared = fused(slots, features, item_mask, weights, gain)
+    real = item_mask[order] & segment_mask[..., None]
+    return Scanned(*cpu.CpuScan.apply(*prepared[:2], real, order, *prepared[2:]))
 
 
-def cpu_scan(*arguments: Any, by_share: bool = False) -> Scanned:
-    (slots, items, *rest), real, order = prepared(*arguments)
-    return Scanned(*cpu.CpuScan.apply(slots, items, real, order, *rest, by_share))
-
-
-def native_scan(*arguments: Any, by_share: bool = False) -> Scanned:
-    (slots, items, *rest), real, order = prepared(*arguments)
-    return Scanned(*native.NativeScan.apply(slots, items, real, order, *rest, False, by_share))
+def native_scan(slots: Tensor, features: Tensor, item_mask: Tensor, order: Tensor, segment_mask: Tensor, weights: Any,
+                gain: float) -> Scanned:  # fmt: skip
+    prepared = fused(slots, features, item_mask, weights, gain)
+    real = item_mask[order] & segment_mask[..., None]
+    return Scanned(*native.NativeScan.apply(*prepared[:2], real, order, *prepared[2:], False))
 
 
 SIZES: list[dict[str, int]] = [
@@ -154,32 +140,28 @@ def assert_same(scan: Scan, case: Case, *, tolerance: float) -> None:
 
 
 @needs_triton
-@both_forms
 @pytest.mark.parametrize("sizes", SIZES)
-def test_the_kernels_equal_the_loop_in_float32(sizes: dict[str, int], by_share: bool) -> None:
-    assert_same(kernels(torch.float32), make_case(**sizes, by_share=by_share).to(DEVICE), tolerance=1e-5)
+def test_the_kernels_equal_the_loop_in_float32(sizes: dict[str, int]) -> None:
+    assert_same(kernels(torch.float32), make_case(**sizes).to(DEVICE), tolerance=1e-5)
 
 
 @needs_triton
-@both_forms
 @pytest.mark.parametrize("sizes", SIZES)
-def test_the_kernels_equal_the_loop_in_bf16(sizes: dict[str, int], by_share: bool) -> None:
+def test_the_kernels_equal_the_loop_in_bf16(sizes: dict[str, int]) -> None:
     # sums over more numbers, each rounded
     tolerance = 0.1 if sizes.get("d", 0) > 128 else 0.05
-    assert_same(kernels(torch.bfloat16), make_case(**sizes, by_share=by_share).to(DEVICE), tolerance=tolerance)
+    assert_same(kernels(torch.bfloat16), make_case(**sizes).to(DEVICE), tolerance=tolerance)
 
 
-@both_forms
 @pytest.mark.parametrize("sizes", SIZES)
-def test_the_cpu_scan_equals_the_loop(sizes: dict[str, int], by_share: bool) -> None:
-    assert_same(cpu_scan, make_case(**sizes, by_share=by_share), tolerance=1e-5)
+def test_the_cpu_scan_equals_the_loop(sizes: dict[str, int]) -> None:
+    assert_same(cpu_scan, make_case(**sizes), tolerance=1e-5)
 
 
 @needs_compiler
-@both_forms
 @pytest.mark.parametrize("sizes", [*SIZES, {"b": 9, "t": 6, "k": 20, "n": 10, "d": 128, "m": 128, "s": 20}])
-def test_the_scan_in_c_equals_the_loop(sizes: dict[str, int], by_share: bool) -> None:
-    assert_same(native_scan, make_case(**sizes, by_share=by_share), tolerance=1e-5)
+def test_the_scan_in_c_equals_the_loop(sizes: dict[str, int]) -> None:
+    assert_same(native_scan, make_case(**sizes), tolerance=1e-5)
 
 
 def test_the_cpu_scan_equals_the_loop_with_one_stream_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,13 +277,12 @@ def test_every_element_of_fresh_memory_is_written(
         torch.testing.assert_close(a, b)
 
 
-@both_forms
-def test_the_loop_has_the_gradient_of_finite_differences(by_share: bool) -> None:
+def test_the_loop_has_the_gradient_of_finite_differences() -> None:
     case = make_case(b=2, t=2, k=2, n=3, d=2, m=3, s=3).to(torch.device("cpu"), torch.float64)
 
     def memories(*leaves: Tensor) -> Tensor:
-        arguments = (*leaves[:2], case.item_mask, case.order, case.segment_mask, ScanWeights(*leaves[2:]), GAIN)
-        return reference.write_scan(*arguments, by_share=by_share).memories
+        weights = ScanWeights(*leaves[2:])
+        return reference.write_scan(*leaves[:2], case.item_mask, case.order, case.segment_mask, weights, GAIN).memories
 
     assert torch.autograd.gradcheck(memories, [leaf.requires_grad_() for leaf in case.leaves])
 
@@ -311,22 +292,6 @@ def test_a_writer_without_identity_takes_the_same_way() -> None:
     weights = ScanWeights(*case.leaves[2:])._replace(identity=None)
     arguments = (*case.leaves[:2], case.item_mask, case.order, case.segment_mask, weights, GAIN)
     torch.testing.assert_close(write_scan(*arguments).memories, reference.write_scan(*arguments).memories)
-
-
-@pytest.mark.parametrize(("scan", "device"), ways())
-def test_by_share_a_slot_that_receives_nothing_stays_and_one_that_receives_all_is_written_as_ever(
-    scan: Scan, device: torch.device
-) -> None:
-    """Scores so far apart that the first slot takes every item."""
-    case = make_case(b=1, t=1, k=2, n=3, d=8, m=4, s=1)
-    weights = ScanWeights(*case.leaves[2:])
-    weights.identity[0], weights.identity[1], weights.score[:] = 9.0, -9.0, 50.0  # type: ignore[index]
-    case.item_mask[:] = True
-    plain, _ = run(scan, case.to(device))
-    spared, _ = run(scan, case._replace(by_share=True).to(device))
-    assert torch.equal(spared.memories[0, 1, 1].cpu(), case.leaves[0][0, 1])
-    assert not torch.equal(plain.memories[0, 1, 1].cpu(), case.leaves[0][0, 1])
-    torch.testing.assert_close(spared.memories[0, 1, 0], plain.memories[0, 1, 0])
 
 
 @pytest.mark.parametrize("compiler", [False, pytest.param(True, marks=needs_compiler)])
@@ -359,8 +324,8 @@ def test_in_c_segments_in_turn_need_no_adding_up() -> None:
     case = make_case(b=2, t=3, s=6)
     case.order.copy_(torch.arange(6).view(2, 3))
 
-    def in_turn(*arguments: Any, **options: bool) -> Scanned:
-        return write_scan(*arguments, in_turn=True, **options)
+    def in_turn(*arguments: Any) -> Scanned:
+        return write_scan(*arguments, in_turn=True)
 
     assert_same(in_turn, case, tolerance=1e-5)
 
@@ -379,9 +344,11 @@ def test_segments_in_turn_need_no_adding_up() -> None:
     case = make_case(b=2, t=3, s=6)
     case.order.copy_(torch.arange(6).view(2, 3))
 
-    def in_turn(*arguments: Any, by_share: bool) -> Scanned:
-        (slots, items, *rest), real, order = prepared(*arguments)
-        return Scanned(*torch.ops.remem.write_scan(slots, items, real, order, *rest, True, by_share)[:2])
+    def in_turn(slots: Tensor, features: Tensor, item_mask: Tensor, order: Tensor, segment_mask: Tensor, weights: Any,
+                gain: float) -> Scanned:  # fmt: skip
+        prepared = fused(slots, features, item_mask, weights, gain)
+        real = item_mask[order] & segment_mask[..., None]
+        return Scanned(*torch.ops.remem.write_scan(*prepared[:2], real, order, *prepared[2:], True)[:2])
 
     assert_same(in_turn, case.to(DEVICE), tolerance=1e-5)
 

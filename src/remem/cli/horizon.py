@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from remem.experiments.horizon import publish, table_of
+from remem.experiments.horizon import keep, table_of
 from remem.experiments.sweeps import format_sweep
 from remem.header import model_path, read_header
 
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> None:
         heard=heard,
     )
     if options.results:
-        print(f"record {publish(record, options.results)}", file=sys.stderr)
+        print(f"record {keep(record, options.results)}", file=sys.stderr)
     if options.format == "json":
         print(json.dumps(record, indent=1))
         return

@@ -5,31 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from remem.errors import BadInput
+from remem.experiments.records import Record, publish
 from remem.experiments.tables import Table, spread
 
 FOLDER = "horizon"  # of the records, inside the folder of all results
-Record = dict[str, Any]
 
 
-def path_of(results: Path, record: Record) -> Path:
-    """Where a measurement is kept."""
-    return results / FOLDER / record["task"] / f"{record['method']}-seed{record['seed']}.json"
-
-
-def publish(record: Record, results: Path) -> Path:
+def keep(record: Record, results: Path) -> Path:
     """Write a measurement where pages and plots look for it."""
-    path = path_of(results, record)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n")
-    return path
+    return publish(record, results / FOLDER)
 
 
 def tabulate(results: Path, task: str, methods: Sequence[str] = ()) -> Table:
     """Accuracy by segments and method, mean and spread over seeds, from the measurements that were kept."""
-    records = [json.loads(path.read_text()) for path in sorted((results / FOLDER / task).glob("*.json"))]
+    records = [json.loads(path.read_text()) for path in sorted((results / FOLDER / task).glob("*/*.json"))]
     names = list(methods) or list(dict.fromkeys(record["method"] for record in records))
     groups = {name: [record for record in records if record["method"] == name] for name in names}
     if missing := [name for name, group in groups.items() if not group]:

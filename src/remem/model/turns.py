@@ -66,9 +66,8 @@ class TurnMachine(SlotMachine):
         every = torch.arange(len(self.first_slots), device=state.read.device)
         turn = (state.read // self.turns)[:, None] == every  # [b, k]
         slots, shares = reference.write_segment(
-            state.slots, features, item_side, mask, self.writer.weights, self.writer.aligned_gain,
-            self.turn_gain * turn, by_share=self.writer.by_share,
-        )  # fmt: skip
+            state.slots, features, item_side, mask, self.writer.weights, self.writer.aligned_gain, self.turn_gain * turn
+        )
         return TurnState(slots, (state.read + mask.any(dim=1)) % self._round), shares
 
     def write(self, state: TurnState, segment: Segment) -> TurnState:

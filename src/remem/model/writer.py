@@ -30,7 +30,6 @@ class SlotWriter(nn.Module):
         keep_bias: float = 0.0,
         copy_start: bool = False,
         slot_identity: bool = False,
-        by_share: bool = False,
     ) -> None:
         super().__init__()
         self.attention = AdditiveScore(left_dim=item_dim, right_dim=item_dim, model_dim=model_dim, gain=score_gain)
@@ -40,7 +39,7 @@ class SlotWriter(nn.Module):
             if copy_start:
                 self.cell.weight_ih[2 * item_dim :] = 0.5 * torch.eye(item_dim)
                 self.cell.weight_hh[2 * item_dim :] = 0.0
-        self.aligned_gain, self.by_share = aligned_gain, by_share
+        self.aligned_gain = aligned_gain
         self._prepare = prepare
         self.identity = nn.Parameter(torch.randn(num_slots, model_dim)) if slot_identity else None
 
@@ -66,9 +65,7 @@ class SlotWriter(nn.Module):
         """The slots after one segment, and how its items were shared out."""
         weights = self.weights
         item_side = reference.project(features, weights)
-        return reference.write_segment(
-            slots, features, item_side, item_mask, weights, self.aligned_gain, by_share=self.by_share
-        )
+        return reference.write_segment(slots, features, item_side, item_mask, weights, self.aligned_gain)
 
     def scan(
         self,
@@ -83,7 +80,7 @@ class SlotWriter(nn.Module):
         """The slots along whole streams, which point by `order` into the table of encoded segments."""
         return write_scan(
             slots, features, item_mask, order, segment_mask, self.weights, self.aligned_gain,
-            in_turn=in_turn, by_share=self.by_share, prepare=self._prepare,
+            in_turn=in_turn, prepare=self._prepare,
         )  # fmt: skip
 
     def compile_parts(self, backend: str) -> None:

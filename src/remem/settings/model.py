@@ -33,9 +33,6 @@ class MachineSettings:
     """Ours: factor on the initial w_a of Eq. 1; without it the first scores are nearly flat over the slots."""
     keep_bias: float = 0.0
     """Ours: initial bias of the update gate of Eq. 2 towards keeping; at 0 half of every slot is lost each segment."""
-    by_share: bool = False
-    """Ours: a slot moves by Eq. 2 only as far as items are given to it in Eq. 1, by min(1, sum_n alpha-hat_kn); else
-    all slots fade at every segment, whatever it is about."""
     copy_start: bool = False
     """Ours: the candidate of Eq. 2 starts as tanh(l_k / 2), so that a slot is at first a fading sum of its items."""
     turns: int = 0

@@ -75,25 +75,23 @@ def write_scan(
     gain: float,
     *,
     in_turn: bool = False,
-    by_share: bool = False,
     prepare: Callable[..., Prepared] = prepare,
 ) -> Scanned:
     """The memory along every stream. Under autocast the products are in 16 bits; slots and sums never are.
 
     `in_turn` promises that `order` counts from 0 to b t - 1: then no gradient has to be added up by segment.
-    `by_share` moves a slot only as far as it received (`reference.received`). `prepare` may be the function of that
-    name compiled.
+    `prepare` may be the function of that name compiled.
     """
     if not fast() or not order.numel() or not _has_fast_path(slots, features):
-        return reference.write_scan(slots, features, item_mask, order, segment_mask, weights, gain, by_share=by_share)
+        return reference.write_scan(slots, features, item_mask, order, segment_mask, weights, gain)
     real = item_mask[order] & segment_mask[..., None]
     scan = fused(slots, features, item_mask, weights, gain, prepare)
     if not slots.is_cuda and _trains(*scan) and native.available():
-        return Scanned(*native.NativeScan.apply(*scan[:2], real, order, *scan[2:], in_turn, by_share))  # type: ignore[no-untyped-call]
+        return Scanned(*native.NativeScan.apply(*scan[:2], real, order, *scan[2:], in_turn))  # type: ignore[no-untyped-call]
     if not slots.is_cuda:
-        return Scanned(*CpuScan.apply(*scan[:2], real, order, *scan[2:], by_share))  # type: ignore[no-untyped-call]
+        return Scanned(*CpuScan.apply(*scan[:2], real, order, *scan[2:]))  # type: ignore[no-untyped-call]
     with torch.autocast("cuda", enabled=False):
-        memories, entropy, _, _ = _write_scan(*scan[:2], real, order, *scan[2:], in_turn, by_share)
+        memories, entropy, _, _ = _write_scan(*scan[:2], real, order, *scan[2:], in_turn)
     return Scanned(memories, entropy)
 
 
@@ -121,9 +119,8 @@ def _has_room(k: int, n: int, d: int, dtype: torch.dtype, device: torch.device) 
     order = torch.zeros(1, 1, dtype=torch.long, device=device)
     weight, bias, row = (torch.zeros(shape, device=device) for shape in ((4 * d, d), (k, 4 * d), (d,)))
     try:
-        kept = forward(slots, items, real, order, weight, bias, row, row, False)
-        grad = torch.zeros_like(kept.memories)
-        backward(grad, items, real, order, weight, bias, row, kept.memories, *kept[2:], True, False)
+        kept = forward(slots, items, real, order, weight, bias, row, row)
+        backward(torch.zeros_like(kept.memories), items, real, order, weight, bias, row, kept.memories, *kept[2:], True)
     except OutOfResources:
         return False
     return True
@@ -139,18 +136,18 @@ def _trains(*tensors: Tensor) -> bool:
 @torch.library.custom_op("remem::write_scan", mutates_args=())
 def _write_scan(
     slots: Tensor, items: Tensor, real: Tensor, order: Tensor,
-    weight: Tensor, bias: Tensor, new_bias: Tensor, score: Tensor, in_turn: bool, by_share: bool,
+    weight: Tensor, bias: Tensor, new_bias: Tensor, score: Tensor, in_turn: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     from remem.ops.write_scan.triton import forward
 
-    memories, entropy, shares, gates = forward(slots, items, real, order, weight, bias, new_bias, score, by_share)
+    memories, entropy, shares, gates = forward(slots, items, real, order, weight, bias, new_bias, score)
     return memories, entropy, shares, gates
 
 
 @_write_scan.register_fake
 def _(
     slots: Tensor, items: Tensor, real: Tensor, order: Tensor,
-    weight: Tensor, bias: Tensor, new_bias: Tensor, score: Tensor, in_turn: bool, by_share: bool,
+    weight: Tensor, bias: Tensor, new_bias: Tensor, score: Tensor, in_turn: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     (b, k, d), (_, t, n) = slots.shape, real.shape
     gates = items.new_empty(b, t, k, 4 * d)
@@ -161,18 +158,18 @@ def _(
 def _write_scan_backward(
     grad_memories: Tensor, items: Tensor, real: Tensor, order: Tensor,
     weight: Tensor, bias: Tensor, score: Tensor, memories: Tensor, shares: Tensor, gates: Tensor,
-    in_turn: bool, by_share: bool,
+    in_turn: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     from remem.ops.write_scan.triton import backward
 
-    return backward(grad_memories, items, real, order, weight, bias, score, memories, shares, gates, in_turn, by_share)
+    return backward(grad_memories, items, real, order, weight, bias, score, memories, shares, gates, in_turn)
 
 
 @_write_scan_backward.register_fake
 def _(
     grad_memories: Tensor, items: Tensor, real: Tensor, order: Tensor,
     weight: Tensor, bias: Tensor, score: Tensor, memories: Tensor, shares: Tensor, gates: Tensor,
-    in_turn: bool, by_share: bool,
+    in_turn: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     b, _, k, d = memories.shape
     new_bias = weight.new_empty(d)
@@ -183,7 +180,7 @@ def _(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, items, real, order, weight, bias, _, score, *ctx.how = inputs
+    _, items, real, order, weight, bias, _, score, ctx.in_turn = inputs
     memories, _, shares, gates = output
     ctx.save_for_backward(items, real, order, weight, bias, score, memories, shares, gates)
     ctx.set_materialize_grads(False)  # no one has a gradient for what is kept; zeros in its place would be large
@@ -191,9 +188,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 def _gradients(ctx: Any, grad_memories: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
     if grad_memories is None:
-        return (None,) * 10
-    slots, items, weight, bias, new_bias, score = _write_scan_backward(grad_memories, *ctx.saved_tensors, *ctx.how)
-    return slots, items, None, None, weight, bias, new_bias, score, None, None
+        return (None,) * 9
+    slots, items, weight, bias, new_bias, score = _write_scan_backward(grad_memories, *ctx.saved_tensors, ctx.in_turn)
+    return slots, items, None, None, weight, bias, new_bias, score, None
 
 
 _write_scan.register_autograd(_gradients, setup_context=_keep)

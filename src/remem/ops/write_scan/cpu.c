@@ -37,13 +37,6 @@ static void weighted_rows(
     }
 }
 
-/* the sum of a slot's shares, which are 0 where an item is padding */
-static float sum_of(const float *share, long n) {
-    float sum = 0.0f;
-    for (long j = 0; j < n; j++) sum += share[j];
-    return sum;
-}
-
 void write_segment(
     long b, long k, long n, long m, long d,
     const float *slots,          /* [b, k, d] */
@@ -54,7 +47,6 @@ void write_segment(
     const float *items,          /* [s, n, m + 3d] */
     const int64_t *order, long order_stride,
     const bool *real, long real_stride,
-    bool by_share,               /* a slot moves as far as it received: by the sum of its shares, at most 1 */
     float *next,                 /* [b, k, d] */
     float *shares,               /* [b, k, n] */
     float *kept,                 /* [b, k, m + 4d]: what the way back needs: score side and new of `old`, then the gates */
@@ -104,7 +96,6 @@ void write_segment(
             memcpy(gate, mine + a * c, m * sizeof(float));
             memcpy(gate + m, from + 2 * d, d * sizeof(float));
             gate += m + d;
-            const float sum = by_share ? sum_of(share + a * n, n) : 1.0f, moves = sum < 1.0f ? sum : 1.0f;
 #pragma omp simd
             for (long e = 0; e < d; e++) {
                 const float reset = vsigmoid(now[e] + from[e]), keep = vsigmoid(now[d + e] + from[d + e]);
@@ -112,8 +103,7 @@ void write_segment(
                 gate[e] = reset;
                 gate[d + e] = keep;
                 gate[2 * d + e] = new;
-                const float moved = before[e] + moves * (1.0f - keep) * (new - before[e]);
-                after[a * d + e] = by_share ? moved : new + keep * (before[e] - new);
+                after[a * d + e] = new + keep * (before[e] - new);
             }
         }
     }
@@ -125,7 +115,6 @@ int write_segment_backward(
     const float *slots, const float *kept, const float *score, const float *items,
     const int64_t *order, long order_stride,
     const bool *real, long real_stride,
-    bool by_share,
     const float *shares,
     float *grad,                 /* [b, k, d]: of the slots after; on return, what reaches those before through keep */
     float *to,                   /* [b, k, m + 3d]: gradient of the products */
@@ -149,30 +138,24 @@ int write_segment_backward(
         }
         const float *mine = kept + i * k * (m + 4 * d), *share = shares + i * k * n;
         const float *segment = items + order[i * order_stride] * n * c;
-        float received[k]; /* gradient of what each slot received */
         for (long a = 0; a < k; a++) {
-            const float sum = by_share ? sum_of(share + a * n, n) : 1.0f, moves = sum < 1.0f ? sum : 1.0f;
-            float on_moves = 0.0f;
             const float *slot = slots + (i * k + a) * d;
             const float *aside = mine + a * (m + 4 * d) + m, *gate = aside + d;
             float *g = grad + (i * k + a) * d, *now = on_now + a * 3 * d, *row = out + a * c + m;
             float *bias = on_bias + i * d;
-#pragma omp simd reduction(+ : on_moves)
+#pragma omp simd
             for (long e = 0; e < d; e++) {
                 const float reset = gate[e], keep = gate[d + e], new = gate[2 * d + e];
-                const float held = by_share ? 1.0f - moves * (1.0f - keep) : keep;
-                const float on_new = g[e] * (1.0f - held) * (1.0f - new * new);
+                const float on_new = g[e] * (1.0f - keep) * (1.0f - new * new);
                 const float on_reset = on_new * aside[e] * reset * (1.0f - reset);
-                const float on_keep = g[e] * (slot[e] - new) * keep * (1.0f - held);
-                on_moves += g[e] * (new - slot[e]) * (1.0f - keep);
+                const float on_keep = g[e] * (slot[e] - new) * keep * (1.0f - keep);
                 now[e] = row[e] = on_reset;
                 now[d + e] = row[d + e] = on_keep;
                 now[2 * d + e] = on_new;
                 row[2 * d + e] = on_new * reset;
                 bias[e] += on_new;
-                g[e] *= held;
+                g[e] *= keep;
             }
-            received[a] = by_share && sum <= 1.0f ? on_moves : 0.0f;
         }
         float through[k][n]; /* gradient of the scores */
         for (long q = 0; q < count; q++) {
@@ -181,7 +164,7 @@ int write_segment_backward(
             float *use = used + j * c + m, mean = 0.0f;
             for (long a = 0; a < k; a++) {
                 const float p = share[a * n + j], *now = on_now + a * 3 * d;
-                float on_share = received[a];
+                float on_share = 0.0f;
 #pragma omp simd reduction(+ : on_share)
                 for (long e = 0; e < 3 * d; e++) {
                     on_share += now[e] * given[e];

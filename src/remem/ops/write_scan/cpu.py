@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remem.ops.write_scan.reference import received
-
 CACHED_FLOATS = 2**19  # of the buffer: 2 MiB, about the second-level cache of a core
 
 
@@ -31,7 +29,6 @@ class CpuScan(torch.autograd.Function):
         bias: Tensor,
         new_bias: Tensor,
         score: Tensor,
-        by_share: bool,
     ) -> tuple[Tensor, Tensor]:
         (b, t, n), k, d, m = real.shape, slots.shape[1], slots.shape[2], len(score)
         written = real.any(dim=-1)[..., None, None]  # [b, t, 1, 1]
@@ -54,11 +51,9 @@ class CpuScan(torch.autograd.Function):
             torch.add(now[..., : 2 * d], old[..., m : m + 2 * d], out=gate[..., : 2 * d]).sigmoid_()
             reset, keep, new = gate.chunk(3, dim=-1)
             torch.addcmul(now[..., 2 * d :].add_(new_bias), reset, old[..., m + 2 * d :], out=new).tanh_()
-            moved = torch.lerp(slot, new, 1 - _held(keep, share)) if by_share else torch.lerp(new, slot, keep)
-            torch.where(written[:, i], moved, slot, out=memories[i + 1])
+            torch.where(written[:, i], torch.lerp(new, slot, keep), slot, out=memories[i + 1])
             shares[i] = share
         ctx.save_for_backward(items, order, written, memories, shares, products, gates, weight, score)
-        ctx.by_share = by_share
         entropy = entropy.mT
         ctx.mark_non_differentiable(entropy)
         return memories.transpose(0, 1), entropy
@@ -77,20 +72,17 @@ class CpuScan(torch.autograd.Function):
             index, slot, share, to = order[:, i], memories[i], shares[i], ahead[i]
             reset, keep, new = gates[i].chunk(3, dim=-1)
             side, aside = products[i, ..., :m], products[i, ..., m + 2 * d :]
-            through, held = grad * written[:, i], _held(keep, share) if ctx.by_share else keep
+            through = grad * written[:, i]
             on_reset, on_keep, on_new = on_now.chunk(3, dim=-1)
-            torch.mul(through * (1 - held), 1 - new * new, out=on_new)
+            torch.mul(through * (1 - keep), 1 - new * new, out=on_new)
             torch.mul(on_new * aside, reset * (1 - reset), out=on_reset)
-            torch.mul(through * (slot - new), keep * (1 - held), out=on_keep)
+            torch.mul(through * (slot - new), keep * (1 - keep), out=on_keep)
             to[..., m : m + 2 * d] = on_now[..., : 2 * d]
             torch.mul(on_new, reset, out=to[..., m + 2 * d :])
             grad_new += on_new.sum(dim=(0, 1))
             item_side, given = items[index].split([m, 3 * d], dim=-1)
             uses[..., m:] = torch.bmm(share.mT, on_now)
             on_share = torch.bmm(on_now, given.mT)
-            if ctx.by_share:
-                moved = (through * (new - slot) * (1 - keep)).sum(dim=-1, keepdim=True)
-                on_share += moved.masked_fill_(share.sum(dim=-1, keepdim=True) > 1, 0.0)
             on_scores = share * (on_share - (share * on_share).sum(dim=1, keepdim=True))
             for rows, x in _cached(b, k, n, m, slot):
                 on_score = on_scores[rows]
@@ -103,7 +95,7 @@ class CpuScan(torch.autograd.Function):
             to[..., :m].sub_(on_scores.sum(dim=2, keepdim=True)).mul_(-score)
             uses[..., :m].sub_(on_scores.sum(dim=1)[..., None]).mul_(-score)
             grad_items.index_add_(0, index, uses)
-            grad = torch.where(written[:, i], grad * held, grad) + (to.view(-1, m + 3 * d) @ weight).view(b, k, d)
+            grad = torch.where(written[:, i], grad * keep, grad) + (to.view(-1, m + 3 * d) @ weight).view(b, k, d)
             grad += grad_memories[:, i]
         return (
             grad,
@@ -114,13 +106,7 @@ class CpuScan(torch.autograd.Function):
             ahead.sum(dim=(0, 1)),
             grad_new,
             grad_score,
-            None,
         )
-
-
-def _held(keep: Tensor, share: Tensor) -> Tensor:
-    """The share of the old slot where a slot moves as far as it received."""
-    return 1 - received(share)[..., None] * (1 - keep)
 
 
 def _cached(b: int, k: int, n: int, m: int, like: Tensor) -> Iterator[tuple[slice, Tensor]]:

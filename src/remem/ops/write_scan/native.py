@@ -15,7 +15,7 @@ SOURCE = Path(__file__).with_name("cpu.c")
 
 
 class NativeScan(torch.autograd.Function):
-    """What `cpu.CpuScan` computes; `in_turn` and `by_share` as in `write_scan`."""
+    """What `cpu.CpuScan` computes; `in_turn` as in `write_scan`."""
 
     @staticmethod
     def forward(
@@ -29,7 +29,6 @@ class NativeScan(torch.autograd.Function):
         new_bias: Tensor,
         score: Tensor,
         in_turn: bool,
-        by_share: bool,
     ) -> tuple[Tensor, Tensor]:
         (b, t, n), k, d, m = real.shape, slots.shape[1], slots.shape[2], len(score)
         items, bias, new_bias, score = (x.contiguous() for x in (items, bias, new_bias, score))
@@ -43,11 +42,10 @@ class NativeScan(torch.autograd.Function):
             torch.mm(memories[i].view(-1, d), weight.mT, out=products)
             _kernels().write_segment(
                 *sizes(b, k, n, m, d), *_at(memories[i], products, bias, new_bias, score, items),
-                *_strided(order[:, i]), *_strided(real[:, i]), ctypes.c_bool(by_share),
-                *_at(memories[i + 1], shares[i], kept[i], entropy[i]),
+                *_strided(order[:, i]), *_strided(real[:, i]), *_at(memories[i + 1], shares[i], kept[i], entropy[i]),
             )  # fmt: skip
         ctx.save_for_backward(items, real, order, memories, shares, weight, score, *kept)
-        ctx.in_turn, ctx.by_share = in_turn, by_share
+        ctx.in_turn = in_turn
         entropy = entropy.mT
         ctx.mark_non_differentiable(entropy)
         return memories.transpose(0, 1), entropy
@@ -69,7 +67,7 @@ class NativeScan(torch.autograd.Function):
             uses = grad_items.view(b, t, n, -1)[:, i] if used is None else used
             failed = _kernels().write_segment_backward(
                 *sizes(b, k, n, m, d), *_at(memories[i], kept[i], score, items),
-                *_strided(order[:, i]), *_strided(real[:, i]), ctypes.c_bool(ctx.by_share), *_at(shares[i], grad, to),
+                *_strided(order[:, i]), *_strided(real[:, i]), *_at(shares[i], grad, to),
                 *_strided(uses), *_at(on_score, on_new),
             )  # fmt: skip
             if failed:
@@ -81,7 +79,7 @@ class NativeScan(torch.autograd.Function):
             on_bias += to.sum(dim=0)
             grad.view(-1, d).addmm_(rows, weight)
             grad += grad_memories[:, i]
-        return grad, grad_items, None, None, on_weight, on_bias, on_new.sum(dim=0), on_score.sum(dim=0), None, None
+        return grad, grad_items, None, None, on_weight, on_bias, on_new.sum(dim=0), on_score.sum(dim=0), None
 
 
 def available() -> bool:

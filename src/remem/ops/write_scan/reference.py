@@ -90,11 +90,6 @@ def update(
     return torch.lerp(new, slots.to(new.dtype), keep)
 
 
-def received(assignment: Float[Tensor, "b k n"]) -> Float[Tensor, "b k"]:
-    """min(1, sum_n alpha-hat_kn): how much of an item, and at most a whole one, a slot is given. Not in the paper."""
-    return assignment.sum(dim=-1).clamp(max=1.0)
-
-
 def write_segment(
     slots: Float[Tensor, "b k d"],
     features: Float[Tensor, "b n d"],
@@ -103,14 +98,10 @@ def write_segment(
     weights: ScanWeights,
     gain: float,
     bonus: Float[Tensor, "b k"] | None = None,
-    *,
-    by_share: bool = False,
 ) -> tuple[Float[Tensor, "b k d"], Float[Tensor, "b k n"]]:
-    """The slots after one segment, and how its items were shared out; `by_share` moves a slot as far as it received."""
+    """The slots after one segment, and how its items were shared out."""
     assignment = assign(slots, item_side, item_mask, weights, bonus)
     written = update(slots, align(assignment, features, item_mask, gain), weights)
-    if by_share:
-        written = torch.lerp(slots.to(written.dtype), written, received(assignment)[..., None].to(written.dtype))
     # rows whose segment is all padding have received nothing
     return torch.where(item_mask.any(dim=-1)[:, None, None], written, slots), assignment
 
@@ -123,8 +114,6 @@ def write_scan(
     segment_mask: Bool[Tensor, "b t"],
     weights: ScanWeights,
     gain: float,
-    *,
-    by_share: bool = False,
 ) -> Scanned:
     """Every segment of every stream in turn. Streams point by `order` into the table of encoded segments."""
     real = item_mask[order] & segment_mask[..., None]  # [b, t, n]
@@ -132,9 +121,7 @@ def write_scan(
     memories, entropy = [slots], [slots.new_zeros(len(slots), 0)]
     for t in range(order.shape[1]):
         index = order[:, t]
-        written, assignment = write_segment(
-            memories[-1], features[index], item_side[index], real[:, t], weights, gain, by_share=by_share
-        )
+        written, assignment = write_segment(memories[-1], features[index], item_side[index], real[:, t], weights, gain)
         memories.append(written)
         entropy.append(torch.special.entr(assignment.detach()).sum(dim=(1, 2))[:, None])
     return Scanned(torch.stack(memories, dim=1), torch.cat(entropy, dim=1))

@@ -102,7 +102,7 @@ def _forward(
     T,
     K: tl.constexpr, N: tl.constexpr, D: tl.constexpr, M: tl.constexpr,
     KP: tl.constexpr, NP: tl.constexpr, DP: tl.constexpr, MP: tl.constexpr,
-    FAST: tl.constexpr, BY_SHARE: tl.constexpr,
+    FAST: tl.constexpr,
 ):  # fmt: skip
     """Eq. 1 and 2 for one stream. Rows of `items`, `weight` and `bias` hold [score side | reset | keep | new]."""
     b = tl.program_id(0).to(tl.int64)
@@ -147,10 +147,7 @@ def _forward(
             old = _dot(low, _turned(weight + (M + 2 * D) * D, d, d, D, D, D), old, FAST)
             new = _dot(given, tl.load(place + 2 * D, mask=inside, other=0.0), reset * old + b_new, FAST)
             new = _tanh(new, FAST)
-            if BY_SHARE:  # a slot that receives nothing keeps its last bit
-                slot += tl.minimum(tl.sum(share, axis=1), 1.0)[:, None] * (1 - keep) * (new - slot)
-            else:
-                slot = new + keep * (slot - new)
+            slot = new + keep * (slot - new)
             saved = gates + step * K * 4 * D
             _put(saved, reset.to(dtype), k, d, 4 * D, K, D)
             _put(saved + D, keep.to(dtype), k, d, 4 * D, K, D)
@@ -168,7 +165,7 @@ def _backward(
     T,
     K: tl.constexpr, N: tl.constexpr, D: tl.constexpr, M: tl.constexpr,
     KP: tl.constexpr, NP: tl.constexpr, DP: tl.constexpr, MP: tl.constexpr,
-    FAST: tl.constexpr, BY_SHARE: tl.constexpr,
+    FAST: tl.constexpr,
 ):  # fmt: skip
     """The same backwards: the gradients of the slots' products with the weights, and of every use of an item."""
     b = tl.program_id(0).to(tl.int64)
@@ -201,14 +198,9 @@ def _backward(
             place = segment + M + n[None, :] * C + d[:, None]  # [d, n]
             none = tl.zeros([NP, DP], dtype=tl.float32)
             # Eq. 2: ahead of each activation, then what of it goes to the slots and what to the items
-            held = keep
-            if BY_SHARE:
-                total = tl.sum(share, axis=1)[:, None]
-                held = 1 - tl.minimum(total, 1.0) * (1 - keep)
-                moved = tl.where(total <= 1.0, tl.sum(grad * (new - slot) * (1 - keep), axis=1)[:, None], 0.0)
-            on_new = grad * (1 - held) * (1 - new * new)
+            on_new = grad * (1 - keep) * (1 - new * new)
             _put(products + M, (on_new * old * reset * (1 - reset)).to(dtype), k, d, R, K, D)
-            _put(products + M + D, (grad * (slot - new) * keep * (1 - held)).to(dtype), k, d, R, K, D)
+            _put(products + M + D, (grad * (slot - new) * keep * (1 - keep)).to(dtype), k, d, R, K, D)
             _put(products + M + 2 * D, (on_new * reset).to(dtype), k, d, R, K, D)
             _put(products + M + 3 * D, on_new.to(dtype), k, d, R, K, D)
             # Read back rather than used at once: the compiler would do all the arithmetic behind a product's operand in
@@ -217,12 +209,10 @@ def _backward(
             on_reset = _tile(products + M, k, d, R, K, D)
             on_keep = _tile(products + M + D, k, d, R, K, D)
             low_new = _tile(products + M + 3 * D, k, d, R, K, D)
-            grad = _product(grad * held, products + M, R, k, K, turned_weight + M, C, d, D, D, DP, FAST)
+            grad = _product(grad * keep, products + M, R, k, K, turned_weight + M, C, d, D, D, DP, FAST)
             grad = _product(grad, products + M + D, R, k, K, turned_weight + M + D, C, d, D, D, DP, FAST)
             grad = _product(grad, products + M + 2 * D, R, k, K, turned_weight + M + 2 * D, C, d, D, D, DP, FAST)
             on_share = tl.zeros([KP, NP], dtype=tl.float32)
-            if BY_SHARE:
-                on_share += moved
             on_share = _dot(on_reset, tl.load(place, mask=inside, other=0.0), on_share, FAST)
             on_share = _dot(on_keep, tl.load(place + D, mask=inside, other=0.0), on_share, FAST)
             on_share = _dot(low_new, tl.load(place + 2 * D, mask=inside, other=0.0), on_share, FAST)
@@ -301,7 +291,6 @@ def forward(
     bias: Tensor,
     new_bias: Tensor,
     score: Tensor,
-    by_share: bool,
 ) -> Kept:
     """All segments of all streams; arithmetic in the type of `items`, sums and slots in float32."""
     sizes, count = _sizes(slots, real, score), _count(real)
@@ -315,7 +304,7 @@ def forward(
     _forward[(b,)](
         slots.contiguous(), items.contiguous(), real.contiguous(), count, order.contiguous(),
         weight.to(items.dtype).contiguous(), bias.contiguous(), new_bias.contiguous(), score.contiguous(), *kept, t,
-        BY_SHARE=by_share, **sizes.constants(items.dtype, slots.is_cuda), num_warps=_warps(b, d), num_stages=1,
+        **sizes.constants(items.dtype, slots.is_cuda), num_warps=_warps(b, d), num_stages=1,
     )  # fmt: skip
     return kept
 
@@ -332,7 +321,6 @@ def backward(
     shares: Tensor,
     gates: Tensor,
     in_turn: bool,
-    by_share: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of slots, items, weight, bias, new_bias and score."""
     sizes, count = _sizes(memories[:, 0], real, score), _count(real)
@@ -349,7 +337,7 @@ def backward(
         low_weight.contiguous(), low_weight.mT.contiguous(), bias.contiguous(), score.contiguous(),
         memories, shares, gates, grad_memories.contiguous(),
         grad_slots, grad_items, grad_products, grad_score, low_slots, t,
-        BY_SHARE=by_share, **sizes.constants(dtype, items.is_cuda), num_warps=_warps(b, d), num_stages=1,
+        **sizes.constants(dtype, items.is_cuda), num_warps=_warps(b, d), num_stages=1,
     )  # fmt: skip
     grad_bias = grad_products.sum(dim=(0, 1), dtype=torch.float32)
     table = grad_items.view(b * t, n, columns)
