@@ -81,7 +81,11 @@ def test_seeds_of_a_method_are_one_column_with_their_spread(here: Path, capsys: 
     ("arguments", "says"),
     [
         (["horizon", "nowhere"], "nowhere"),
-        (["horizon", ROOT / "models" / "demo", "--beyond", "-1"], "segments of 0 or more"),
+        (
+            ["horizon", ROOT / "models" / "demo", "--beyond", "-1"],
+            "Segments -1, 200 streams, 32 at a time: give segments of 0 or more",
+        ),
+        (["horizon", ROOT / "models" / "demo", "--batch-size", "0"], "0 at a time: give"),
         (["horizon", ROOT / "models" / "demo", "--streams", "0"], "at least one stream"),
         (["plot", "horizon", "babi"], "holds no measurement; `remem horizon MODEL` makes them"),
         (["plot", "horizon", "babi", "--methods", "rm"], "holds no measurement of rm"),

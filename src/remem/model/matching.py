@@ -13,7 +13,7 @@ from remem.data.batch import Candidates
 from remem.model.embed import lookup
 from remem.ops.precision import at_least_float32
 
-_LEAST_WEIGHT = 0.05
+_LEAST_WEIGHT = 0.05  # of a word that tells next to nothing: from 0 no gradient would lead away
 _WEIGHT_GAIN = 20.0  # Adam moves a number by a thousandth in a step, and words must be told apart in a few hundred
 
 

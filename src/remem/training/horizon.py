@@ -36,8 +36,11 @@ def measure(
         beyond: segments read between the evidence and the question, one measurement each.
         heard: is told each measurement, in percent, as soon as it is made.
     """
-    if min(beyond, default=-1) < 0 or streams < 1:
-        raise BadInput("Give segments of 0 or more, and at least one stream to ask for each.")
+    if min(beyond, default=-1) < 0 or streams < 1 or batch_size < 1:
+        raise BadInput(
+            f"Segments {', '.join(map(str, beyond)) or 'none'}, {streams} streams, {batch_size} at a time: give segments "
+            "of 0 or more, and at least one stream."
+        )
     where = device or torch.device("cpu")
     started, code, bundle = time.monotonic(), code_version(), load_bundle(model)
     network = bundle.model.to(where)
