@@ -38,8 +38,8 @@ def measure(
     """
     if min(beyond, default=-1) < 0 or streams < 1 or batch_size < 1:
         raise BadInput(
-            f"Segments {', '.join(map(str, beyond)) or 'none'}, {streams} streams, {batch_size} at a time: give segments "
-            "of 0 or more, and at least one stream."
+            f"Segments {', '.join(map(str, beyond)) or 'none'}, {streams} streams, {batch_size} at a time: "
+            "give segments of 0 or more, and at least one stream."
         )
     where = device or torch.device("cpu")
     started, code, bundle = time.monotonic(), code_version(), load_bundle(model)
