@@ -77,6 +77,15 @@ def test_seeds_of_a_method_are_one_column_with_their_spread(here: Path, capsys: 
     assert [row["value"] for row in tabulate(here / "results", "babi")["rows"]] == ["0", "8", "64"]
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"method": "rm"}', '{"method": "rm", "beyond": [[0, 1]]}'])
+def test_a_damaged_measurement_is_named(text: str, capsys: Captured) -> None:
+    path = Path("results/horizon/babi/rm/seed0-0.json")
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert run("plot", "horizon", "babi") == 2
+    assert f"{path} is no measurement" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

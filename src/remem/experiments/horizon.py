@@ -20,7 +20,7 @@ def keep(record: Record, results: Path) -> Path:
 
 def tabulate(results: Path, task: str, methods: Sequence[str] = ()) -> Table:
     """Accuracy by segments and method, mean and spread over seeds, from the measurements that were kept."""
-    records = [json.loads(path.read_text()) for path in sorted((results / FOLDER / task).glob("*/*.json"))]
+    records = [_read(path) for path in sorted((results / FOLDER / task).glob("*/*.json"))]
     names = list(methods) or list(dict.fromkeys(record["method"] for record in records))
     groups = {name: [record for record in records if record["method"] == name] for name in names}
     if missing := [name for name, group in groups.items() if not group]:
@@ -28,6 +28,16 @@ def tabulate(results: Path, task: str, methods: Sequence[str] = ()) -> Table:
     if not groups:
         raise BadInput(f"{results / FOLDER / task} holds no measurement; `remem horizon MODEL` makes them.")
     return table_of(task, groups)
+
+
+def _read(path: Path) -> Record:
+    try:
+        record: Record = json.loads(path.read_text())
+        if not record["method"] or not all(total > 0 for _, _, total in record["beyond"]):
+            raise ValueError("no method, or no questions")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{path} is no measurement ({error!r}); make it again with `remem horizon MODEL`.") from None
+    return record
 
 
 def table_of(task: str, groups: dict[str, list[Record]]) -> Table:
