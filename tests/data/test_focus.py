@@ -48,13 +48,14 @@ def test_parts_have_equal_shares_however_many_streams_they_have() -> None:
     assert all(abs(count - 800 / 3) < 20 for count in parts.values()), parts
 
 
-def test_a_part_of_longer_streams_is_drawn_less_often() -> None:
+@pytest.mark.parametrize(("brevity", "times"), [(0.0, 1), (0.5, 2), (1.0, 4)])
+def test_a_part_of_longer_streams_is_drawn_less_often(brevity: float, times: float) -> None:
     split = split_of_parts(lengths={0: 1, 1: 1, 2: 4})
     parts = Counter[int]()
-    for bucket, rows in focused_batches(split, {}, 1.0, 8, 100, 0, 0):
+    for bucket, rows in focused_batches(split, {}, 1.0, 8, 100, 0, 0, brevity=brevity):
         parts.update(split.buckets[bucket].query.part[rows, 0].tolist())
-    assert parts[0] / parts[2] == pytest.approx(2, rel=0.15)
-    assert parts[1] / parts[2] == pytest.approx(2, rel=0.15)
+    assert parts[0] / parts[2] == pytest.approx(times, rel=0.15)
+    assert parts[1] / parts[2] == pytest.approx(times, rel=0.15)
 
 
 def test_a_part_with_errors_is_drawn_as_often_as_the_focus_says() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from remem.errors import BadInput
-from remem.model.recurrent import BiGRU, gru_step, reversal
+from remem.model.recurrent import BiGRU, gru_step, in_autocast_type, reversal
 
 
 def test_reversal_turns_the_real_part_and_leaves_padding_in_place() -> None:
@@ -50,6 +50,23 @@ def test_a_sequence_of_padding_gives_finite_numbers() -> None:
     features, whole = BiGRU(input_dim=3, output_dim=4)(torch.randn(2, 5, 3), torch.zeros(2, 5, dtype=torch.bool))
     assert features.isfinite().all()
     assert whole.isfinite().all()
+
+
+def test_float16_becomes_the_type_of_autocast_and_nothing_else_changes() -> None:
+    half, whole = torch.ones(2, dtype=torch.float16), torch.ones(2)
+    assert in_autocast_type(half) is half
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert in_autocast_type(half).dtype == torch.bfloat16
+        assert in_autocast_type(whole) is whole
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_gives_the_type_of_autocast() -> None:
+    gru = BiGRU(input_dim=8, output_dim=8).cuda()
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        outputs = gru(torch.randn(2, 5, 8, device="cuda"), torch.ones(2, 5, dtype=torch.bool, device="cuda"))
+    assert [output.dtype for output in outputs] == [torch.bfloat16] * 2
 
 
 def test_an_odd_width_is_refused_with_a_sentence() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -202,6 +203,14 @@ def test_a_gpu_without_room_for_wide_slots_takes_the_loop(monkeypatch: pytest.Mo
     assert room(3, 4, 32, torch.bfloat16, DEVICE)
     monkeypatch.setattr(triton, "backward", full)
     assert not room(3, 4, 32, torch.bfloat16, DEVICE)
+
+
+def test_a_loop_in_place_of_a_kernel_is_told_of_once() -> None:
+    with pytest.warns(RuntimeWarning, match=r"plain loop on this GPU.*20 slots of 128 numbers.*float16 features"):
+        package._tell_of_the_loop(20, 15, 128, torch.float16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        package._tell_of_the_loop(20, 15, 128, torch.float16)
 
 
 def ways() -> list[Any]:

@@ -36,12 +36,13 @@ def test_the_learning_rate_warms_up_and_then_holds() -> None:
     assert [learning_rate(settings, step) for step in (0, 1, 3, 100)] == [0.25, 0.5, 1.0, 1.0]
 
 
-def test_the_cosine_ends_at_a_tenth() -> None:
-    settings = TrainSettings(learning_rate=1.0, schedule="cosine", steps=10)
+@pytest.mark.parametrize("last", [0.0, 0.1, 0.5])
+def test_the_cosine_ends_at_the_given_share(last: float) -> None:
+    settings = TrainSettings(learning_rate=1.0, schedule="cosine", last_rate=last, steps=10)
     rates = [learning_rate(settings, step) for step in range(11)]
     assert rates[0] == pytest.approx(1.0)
-    assert rates[5] == pytest.approx(0.55)
-    assert rates[10] == pytest.approx(0.1)
+    assert rates[5] == pytest.approx((1 + last) / 2)
+    assert rates[10] == pytest.approx(last)
     assert rates == sorted(rates, reverse=True)
 
 

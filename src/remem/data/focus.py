@@ -30,19 +30,20 @@ def focused_batches(
     turn: int,
     first: Collection[int] = (),
     share: float = 1.0,
+    brevity: float = 0.5,
 ) -> list[tuple[int, Int[Tensor, " b"]]]:
     """`count` batches as (bucket, rows), a function of the arguments alone.
 
-    Parts without errors have equal shares, however many streams they have, but for their length: streams four times as
-    long come half as often, between as many streams and as much to read. A stream is drawn as often as its weight says,
-    up to one, and streams of a bucket come in a new order every turn. Where `first` names parts, `share` of the streams
-    is theirs.
+    Parts without errors have equal shares, however many streams they have, but for their length to the power of
+    `brevity`: at a half, streams four times as long come half as often, between as many streams and as much to read.
+    A stream is drawn as often as its weight says, up to one, and streams of a bucket come in a new order every turn.
+    Where `first` names parts, `share` of the streams is theirs.
     """
     part_of = [bucket.query.part[:, 0].cpu().numpy() for bucket in split.buckets]
     segments = [bucket.segment_mask.sum(dim=1).cpu().numpy() for bucket in split.buckets]
     streams, read = (np.bincount(np.concatenate(part_of), w) for w in (None, np.concatenate(segments)))
     found, streams = streams, np.maximum(streams, 1)
-    each = np.array(part_weights(errors, focus, len(streams))) / streams / np.sqrt(np.maximum(read / streams, 1))
+    each = np.array(part_weights(errors, focus, len(streams))) / streams / np.maximum(read / streams, 1) ** brevity
     if first:
         ahead = np.isin(np.arange(len(each)), list(first))
         total = each * found

@@ -27,11 +27,19 @@ class BiGRU(nn.Module):
     ) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b d"]]:
         """Features of every item, and of the whole sequence: the last state of each direction."""
         turned = reversal(mask)
-        ahead, _ = self.ahead(items)
-        back, _ = self.back(_take(items, turned))
+        ahead = in_autocast_type(self.ahead(items)[0])
+        back = in_autocast_type(self.back(_take(items, turned))[0])
         last = (mask.sum(dim=1) - 1).clamp(min=0)[:, None]
         whole = torch.cat([_take(ahead, last), _take(back, last)], dim=-1).squeeze(1)
         return torch.cat([ahead, _take(back, turned)], dim=-1), whole
+
+
+def in_autocast_type(values: Tensor) -> Tensor:
+    """What a GRU gave, in the type that autocast asks for: cuDNN gives float16 under any, which no fast path takes."""
+    device = values.device.type
+    if values.dtype != torch.float16 or not torch.is_autocast_enabled(device):
+        return values
+    return values.to(torch.get_autocast_dtype(device))
 
 
 def reversal(mask: Bool[Tensor, "b n"]) -> Int[Tensor, "b n"]:

@@ -28,7 +28,9 @@ class TrainSettings:
     epsilon: float = 1e-8
     """What is added to the root of the mean square, by which the gradient is divided."""
     schedule: Literal["constant", "cosine"] = "constant"
-    """Learning rate after the warm-up: held, or lowered to a tenth along a cosine."""
+    """Learning rate after the warm-up: held, or lowered along a cosine."""
+    last_rate: float = 0.1
+    """Share of the learning rate that is left at the end of the cosine."""
     warmup_steps: int = 0
     """Steps over which the learning rate rises from zero."""
     weight_decay: float = 0.0
@@ -37,6 +39,9 @@ class TrainSettings:
     """Ours: how much more often a part of the task (one of bAbI's twenty) is drawn while a fifth of its answers or more
     are wrong in validation than once all are right, parts having equal shares otherwise; 0 draws every stream once an
     epoch."""
+    focus_brevity: float = 0.5
+    """By which power of its streams' mean length a part is drawn less often for it: 0 gives long and short ones equal
+    shares, 1 as much to read."""
     lead: tuple[str, ...] = ()
     """Ours: parts of the task that come first, in stages: `qa16 qa1+qa2` is qa16 alone, then qa1 and qa2 with it, then
     all; needs a focus."""

@@ -48,13 +48,14 @@ class Clock:
 
 
 def learning_rate(settings: TrainSettings, step: int, began: int = 0) -> float:
-    """Linear warm-up from where the weights were drawn, then constant, or a cosine down to a tenth at the last step."""
+    """Linear warm-up from where the weights were drawn, then constant, or a cosine down to its last share of it."""
     warm = min(1.0, (step - began + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
     if settings.schedule == "constant":
         return settings.learning_rate * warm
     warmed_up = began + settings.warmup_steps
     done = max(0, step - warmed_up) / max(1, settings.steps - warmed_up)
-    return settings.learning_rate * warm * (0.55 + 0.45 * math.cos(math.pi * min(1.0, done)))
+    left = (1 + math.cos(math.pi * min(1.0, done))) / 2
+    return settings.learning_rate * warm * (settings.last_rate + (1 - settings.last_rate) * left)
 
 
 def fit(
@@ -195,6 +196,7 @@ def _batches(
         yield from focused_batches(
             train, errors, settings.focus, settings.batch_size, settings.eval_every, seed, turn,
             first=[part_names.index(name) for name in leading], share=settings.lead_share,
+            brevity=settings.focus_brevity,
         )[skip:]  # fmt: skip
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
@@ -83,6 +84,8 @@ def write_scan(
     `prepare` may be the function of that name compiled.
     """
     if not fast() or not order.numel() or not _has_fast_path(slots, features):
+        if fast() and slots.is_cuda and order.numel():
+            _tell_of_the_loop(slots.shape[1], *features.shape[1:], features.dtype)
         return reference.write_scan(slots, features, item_mask, order, segment_mask, weights, gain)
     real = item_mask[order] & segment_mask[..., None]
     scan = fused(slots, features, item_mask, weights, gain, prepare)
@@ -105,6 +108,18 @@ def _has_fast_path(slots: Tensor, features: Tensor) -> bool:
     if not HAS_TRITON or d > (256 if low else 128) or max(n, slots.shape[1]) > 64:
         return False
     return d <= 128 or _has_room(slots.shape[1], n, d, torch.bfloat16 if low else torch.float32, slots.device)
+
+
+@cache
+def _tell_of_the_loop(k: int, n: int, d: int, dtype: torch.dtype) -> None:
+    """Once for each kind of input: a loop in place of a kernel goes unnoticed but for the time it takes."""
+    warnings.warn(
+        f"The write scan takes the plain loop on this GPU, which is several times slower: {k} slots of {d} numbers, "
+        f"segments of {n} items, {str(dtype).removeprefix('torch.')} features. Its kernels take float32 or bfloat16, "
+        "up to 64 slots and items, and up to 256 numbers (128 in float32); docs/performance.md says more.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 @cache
