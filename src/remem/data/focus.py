@@ -31,13 +31,16 @@ def focused_batches(
     first: Collection[int] = (),
     share: float = 1.0,
     brevity: float = 0.5,
+    missed: np.ndarray | None = None,
+    focus_streams: float = 0.0,
 ) -> list[tuple[int, Int[Tensor, " b"]]]:
     """`count` batches as (bucket, rows), a function of the arguments alone.
 
     Parts without errors have equal shares, however many streams they have, but for their length to the power of
     `brevity`: at a half, streams four times as long come half as often, between as many streams and as much to read.
     A stream is drawn as often as its weight says, up to one, and streams of a bucket come in a new order every turn.
-    Where `first` names parts, `share` of the streams is theirs.
+    Where `first` names parts, `share` of the streams is theirs. `missed` says how wrong each stream was of late, from 0
+    to 1: within its part one that was has 1 + `focus_streams` times the weight of one that was not.
     """
     part_of = [bucket.query.part[:, 0].cpu().numpy() for bucket in split.buckets]
     segments = [bucket.segment_mask.sum(dim=1).cpu().numpy() for bucket in split.buckets]
@@ -49,6 +52,10 @@ def focused_batches(
         total = each * found
         each = np.where(ahead, share * each / total[ahead].sum(), (1 - share) * each / max(total[~ahead].sum(), 1e-30))
     weights = [each[parts] for parts in part_of]
+    if missed is not None and focus_streams:
+        harder = [1 + focus_streams * missed[bucket.ids.cpu().numpy()] for bucket in split.buckets]
+        mean = np.bincount(np.concatenate(part_of), np.concatenate(harder), minlength=len(streams)) / streams
+        weights = [w * h / mean[parts] for w, h, parts in zip(weights, harder, part_of, strict=True)]
     random = StableRandom(seed, "focus", turn)
     # a bucket of one stream has no neighbour to take replacement items from
     wanted = np.array([weight.sum() if len(weight) > 1 else 0.0 for weight in weights])

@@ -42,6 +42,9 @@ class TrainSettings:
     focus_brevity: float = 0.5
     """By which power of its streams' mean length a part is drawn less often for it: 0 gives long and short ones equal
     shares, 1 as much to read."""
+    focus_streams: float = 0.0
+    """Ours: how much more often a stream is drawn than others of its part while an answer about it was wrong when it
+    was last trained on, words exchanged or not; 0 draws them alike. Needs a focus."""
     lead: tuple[str, ...] = ()
     """Ours: parts of the task that come first, in stages: `qa16 qa1+qa2` is qa16 alone, then qa1 and qa2 with it, then
     all; needs a focus."""

@@ -37,11 +37,17 @@ class Progress:
 
 
 def save_checkpoint(
-    path: Path, model: nn.Module, best: dict[str, Tensor], optimizer: torch.optim.Optimizer, progress: Progress
+    path: Path,
+    model: nn.Module,
+    best: dict[str, Tensor],
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    streams: dict[str, Tensor],
 ) -> None:
-    """Write the whole state of a stage."""
+    """Write the whole state of a stage; `streams` is what is known of the training streams."""
     tensors = {f"model.{name}": value for name, value in weights_of(model).items()}
     tensors |= {f"best.{name}": value for name, value in best.items()}
+    tensors |= {f"streams.{name}": value for name, value in streams.items()}
     kind = _kind(optimizer)
     for name, parameter in weights_of(model).items():
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -57,8 +63,8 @@ def save_checkpoint(
 
 def load_checkpoint(
     path: Path, model: nn.Module, optimizer: torch.optim.Optimizer
-) -> tuple[Progress, dict[str, Tensor]]:
-    """Put a stage back where it stood; returns its counters and its best weights."""
+) -> tuple[Progress, dict[str, Tensor], dict[str, Tensor]]:
+    """Put a stage back where it stood; returns its counters, its best weights, and what is known of the streams."""
     tensors, info = load_tensors(path, "step", "history")
     kind = _kind(optimizer)
     for other in _KEPT.keys() - {kind}:
@@ -78,7 +84,7 @@ def load_checkpoint(
         torch.cuda.set_rng_state(tensors["random.cuda"])
     if info["best_score"] is None:
         info["best_score"] = float("-inf")
-    return Progress(**info), _under("best.", tensors)
+    return Progress(**info), _under("best.", tensors), _under("streams.", tensors)
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> str:

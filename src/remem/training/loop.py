@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from remem.bundle import load_weights, weights_of
@@ -47,6 +48,29 @@ class Clock:
         self._before = max(self._before, seconds)
 
 
+class Missed:
+    """How wrong the answers about each training stream were of late, as steps note it, and as it was known when the
+    batches of this turn were drawn: a run that was stopped within a turn draws them again."""
+
+    def __init__(self, now: Tensor) -> None:
+        self.now, self.at_turn, self.turn = now, now.clone(), -1
+
+    def at(self, turn: int) -> Tensor:
+        """What the batches of a turn are drawn by."""
+        if turn != self.turn:
+            self.at_turn, self.turn = self.now.clone(), turn
+        return self.at_turn
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of it, for a checkpoint."""
+        return {"missed": self.now, "missed_at_turn": self.at_turn, "turn": torch.tensor(self.turn)}
+
+    def go_on_from(self, tensors: dict[str, Tensor]) -> None:
+        """Put it back; the steps go on noting into the same tensor."""
+        self.now.copy_(tensors["missed"])
+        self.at_turn, self.turn = tensors["missed_at_turn"].to(self.now.device), int(tensors["turn"])
+
+
 def learning_rate(settings: TrainSettings, step: int, began: int = 0) -> float:
     """Linear warm-up from where the weights were drawn, then constant, or a cosine down to its last share of it."""
     warm = min(1.0, (step - began + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
@@ -78,13 +102,16 @@ def fit(
     clock = clock or Clock()
     step = make_step(model, objective, train, settings)
     progress, best = Progress(), {name: value.detach().clone() for name, value in weights_of(model).items()}
+    missed = Missed(step.missed) if settings.focus_streams else None
     if resume and checkpoint is not None and checkpoint.exists():
-        progress, best = load_checkpoint(checkpoint, model, step.optimizer)
+        progress, best, streams = load_checkpoint(checkpoint, model, step.optimizer)
+        if missed is not None:
+            missed.go_on_from(streams)
         clock.go_on_from(progress.wall_seconds)
         log.note(f"{log.title}: going on from step {progress.step}")
     started = time.perf_counter() - progress.seconds
     skipped_before = progress.skipped
-    batches = _batches(train, settings, seed, progress, part_errors, part_names)
+    batches = _batches(train, settings, seed, progress, part_errors, part_names, missed)
     model.train()
     stop = _has_ended(progress, settings)
     while progress.step < settings.steps and not stop:
@@ -112,7 +139,7 @@ def fit(
         if stop or progress.step == settings.steps or progress.step % settings.checkpoint_every == 0:
             progress.made_on = whereabouts(next(model.parameters()).device)
             if checkpoint is not None:
-                save_checkpoint(checkpoint, model, best, step.optimizer, progress)
+                save_checkpoint(checkpoint, model, best, step.optimizer, progress, missed.tensors() if missed else {})
     load_weights(model, best)
     return progress
 
@@ -166,11 +193,17 @@ def _batches(
     progress: Progress,
     part_errors: PartErrors | None,
     part_names: tuple[str, ...],
+    missed: Missed | None,
 ) -> Iterator[tuple[int, Tensor]]:
     """Endless (bucket, rows) from where the run stands; what is focused on changes with every validation."""
     if settings.lead and not settings.focus:
         raise BadInput(
             f"Parts that come first ({', '.join(settings.lead)}) need a focus above 0, by which others follow."
+        )
+    if settings.focus_streams and not settings.focus:
+        raise BadInput(
+            f"Streams that were missed come more often ({settings.focus_streams:g}) only with a focus above 0; "
+            "give --train.focus 10, or --train.focus-streams 0."
         )
     if not 0 < settings.lead_share <= 1:
         raise BadInput(
@@ -197,6 +230,7 @@ def _batches(
             train, errors, settings.focus, settings.batch_size, settings.eval_every, seed, turn,
             first=[part_names.index(name) for name in leading], share=settings.lead_share,
             brevity=settings.focus_brevity,
+            missed=None if missed is None else missed.at(turn).cpu().numpy(), focus_streams=settings.focus_streams,
         )[skip:]  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,6 +20,7 @@ from remem.model.sampler import HistorySampler, RandomSampler, Sampler
 from remem.settings.model import RehearsalSettings
 
 Logs = dict[str, Tensor]
+MISSED = "missed"  # the one among the logs that has a number for each stream
 
 
 class Losses(NamedTuple):
@@ -52,6 +53,12 @@ def reason_loss(scores: Float[Tensor, "b q c"], query: QueryBatch, *, per_stream
     if per_stream:
         return (loss.sum(dim=1) / number.clamp(min=1)).sum() / (number > 0).sum().clamp(min=1)
     return loss.sum() / number.sum().clamp(min=1)
+
+
+def missed_streams(scores: Float[Tensor, "b q c"], query: QueryBatch) -> Bool[Tensor, " b"]:
+    """Whether a question of each stream was answered wrongly, of those that have an answer to be given."""
+    given = scores.squeeze(-1) > 0 if query.asks_clicks(scores) else scores.argmax(dim=-1)
+    return ((given != query.answer) & query.mask & (query.answer >= 0)).any(dim=1)
 
 
 def rehearsed_question(query: QueryBatch, *, anytime: bool = False) -> QueryBatch:
@@ -172,6 +179,7 @@ class MemoryObjective:
             "slot_spread": slot_spread(trace.memories[:, -1]),
             **trace.figures,
             "read_entropy": read_entropy,
+            MISSED: missed_streams(answered.scores, batch.query),
         }
         return total, {name: value.detach() for name, value in logs.items()}
 
@@ -209,12 +217,14 @@ class DirectObjective:
     def __call__(self, batch: Batch) -> tuple[Tensor, Logs]:
         if not isinstance(self.model, OwnLosses):
             reason: DirectReasoner = self.model
-            loss = reason_loss(reason(batch.stream, batch.query), batch.query)
-            return loss, {"loss": loss.detach()}
+            scores = reason(batch.stream, batch.query)
+            loss = reason_loss(scores, batch.query)
+            return loss, {"loss": loss.detach(), MISSED: missed_streams(scores, batch.query)}
         answers = self.model.answer_and_losses(batch.stream, batch.query)
         losses = {"reason": reason_loss(answers.scores, batch.query), **answers.losses}
         total = torch.stack(list(losses.values())).sum()
         logs = {"loss": total, **{f"loss_{name}": value for name, value in losses.items()}, **answers.figures}
+        logs[MISSED] = missed_streams(answers.scores, batch.query)
         return total, {name: value.detach() for name, value in logs.items()}
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from remem.data.batch import Batch
 from remem.data.dataset import Split
 from remem.settings.run import TrainSettings
-from remem.training.objective import Logs
+from remem.training.objective import MISSED, Logs
 from remem.training.optimizer import make_optimizer
 from remem.training.precision import autocast, layers_in_bf16, rounded
 
@@ -26,6 +26,7 @@ class Step(Protocol):
     waits: bool  # whether asking how many updates were left out stops the device's work
     logs: Logs
     batch_ids: Tensor
+    missed: Tensor  # how wrong the answers about each stream were when it was last trained on, from 0 to 1
 
     def __call__(self, bucket: int, rows: Tensor, learning_rate: float) -> None:
         """One update; left out if the loss or the gradient is not finite."""
@@ -48,6 +49,7 @@ class EagerStep:
         self.objective, self.split, self.settings = objective, split, settings
         self.logs: Logs = {}
         self.batch_ids = torch.empty(0)
+        self.missed = torch.zeros(len(split), device=self.parameters[0].device)
         self._skipped = 0
 
     def __call__(self, bucket: int, rows: Tensor, learning_rate: float) -> None:
@@ -56,6 +58,7 @@ class EagerStep:
         batch = self.split.batch(bucket, rows)
         self.optimizer.zero_grad(set_to_none=True)
         self.logs, finite = backward(self.objective, self.parameters, batch, self.settings, self.layers)
+        note_missed(self.missed, batch, self.logs)
         if finite:
             self.optimizer.step()
         else:
@@ -88,6 +91,7 @@ class GraphedStep:
         self.pool: Any = None
         self.logs: Logs = {}
         self.batch_ids = torch.empty(0)
+        self.missed = torch.zeros(len(split), device=self.device)
 
     def __call__(self, bucket: int, rows: Tensor, learning_rate: float) -> None:
         self.rate.fill_(learning_rate)
@@ -106,6 +110,7 @@ class GraphedStep:
         self.optimizer.zero_grad(set_to_none=True)  # so that the captured backward pass writes instead of adding
         batch = self.split.batch(bucket, rows)
         logs, finite = backward(self.objective, self.parameters, batch, self.settings, self.layers)
+        note_missed(self.missed, batch, logs)
         self.found_inf.copy_(~finite)
         self.count += self.found_inf
         self.optimizer.step()
@@ -116,7 +121,7 @@ class GraphedStep:
         static_rows = rows.to(self.device, copy=True)
         weights = [p.detach().clone() for p in self.parameters]
         state = [{k: v.clone() for k, v in self.optimizer.state[p].items()} for p in self.parameters]
-        random, count = torch.cuda.get_rng_state(), self.count.clone()
+        random, count, missed = torch.cuda.get_rng_state(), self.count.clone(), self.missed.clone()
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -134,8 +139,19 @@ class GraphedStep:
                 for name, value in self.optimizer.state[parameter].items():
                     value.copy_(kept[name]) if name in kept else value.zero_()
         self.count.copy_(count)
+        self.missed.copy_(missed)
         torch.cuda.set_rng_state(random)
         return graph, static_rows, logs
+
+
+def note_missed(missed: Tensor, batch: Batch, logs: Logs) -> None:
+    """Half of what was known of each stream, and half of what this step saw: was one of its answers wrong?
+
+    Taken out of the logs, whose other figures are about the whole batch.
+    """
+    seen = logs.pop(MISSED, None)
+    if seen is not None:
+        missed.index_copy_(0, batch.ids, (missed[batch.ids] + seen) / 2)
 
 
 def backward(
