@@ -18,6 +18,7 @@ from remem.training.objective import (
     DirectObjective,
     Losses,
     MemoryObjective,
+    missed_streams,
     reason_loss,
     rehearsed_question,
     slot_spread,
@@ -80,6 +81,22 @@ def test_per_stream_a_stream_counts_once_however_many_questions_it_has() -> None
 def test_without_any_question_that_counts_the_reason_loss_is_zero() -> None:
     query = questions_at([[-1, -1], [3, -1]])
     assert reason_loss(torch.randn(2, 2, 3), query._replace(answer=torch.full((2, 2), -1))) == 0
+
+
+def test_a_stream_is_missed_by_one_wrong_answer_that_counts() -> None:
+    query = questions_at([[1, 2], [3, -1], [2, 2], [1, 1]])._replace(
+        answer=torch.tensor([[0, 1], [2, 0], [1, -1], [1, 1]])
+    )
+    right = torch.nn.functional.one_hot(query.answer.clamp(min=0), 3).float()
+    assert missed_streams(right, query).tolist() == [False] * 4
+    wrong = right.roll(1, dims=-1)
+    # of the first all, of the second the padding alone, of the third the one without an answer, of the last one
+    scores = torch.stack([wrong[0], torch.stack([right[1, 0], wrong[1, 1]]), torch.stack([right[2, 0], wrong[2, 1]]),
+                          torch.stack([right[3, 0], wrong[3, 1]])])  # fmt: skip
+    assert missed_streams(scores, query).tolist() == [True, False, False, True]
+    clicks = torch.tensor([[[2.0], [3.0]], [[-1.0], [9.0]], [[1.0], [-5.0]], [[1.0], [1.0]]])
+    asked = query._replace(answer=torch.tensor([[1, 0], [0, 0], [1, -1], [1, 1]]))
+    assert missed_streams(clicks, asked).tolist() == [True, False, False, False]
 
 
 def test_one_real_question_of_each_stream_is_rehearsed_and_each_has_its_turn() -> None:

@@ -112,7 +112,7 @@ def test_kill_9_leaves_a_usable_checkpoint(tiny_run: Run, tmp_path: Path) -> Non
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         model = nn.Linear(300, 300)
-        progress, _ = load_checkpoint(path, model, torch.optim.Adam(model.parameters()))
+        progress, *_ = load_checkpoint(path, model, torch.optim.Adam(model.parameters()))
         assert progress.step >= done
         seen += 1
     assert seen == 3
@@ -123,7 +123,7 @@ def test_a_checkpoint_before_the_first_validation_round_trips(tmp_path: Path) ->
     optimizer = torch.optim.Adam(model.parameters())
     best = {name: value.clone() for name, value in weights_of(model).items()}
     save_checkpoint(tmp_path / "c.safetensors", model, best, optimizer, Progress(step=3))
-    progress, best = load_checkpoint(tmp_path / "c.safetensors", model, optimizer)
+    progress, best, _ = load_checkpoint(tmp_path / "c.safetensors", model, optimizer)
     assert progress == Progress(step=3)
     assert best.keys() == weights_of(model).keys()
 
@@ -256,7 +256,7 @@ def test_too_many_steps_that_are_not_finite_stop_the_run_and_say_where(tiny_run:
     with pytest.raises(TrainingDiverged, match=r"Step 6: loss nan.*Streams of the batch: \[\d+"):
         _poison(tiny_run, tmp_path, start=4, budget=2)
     model = nn.Linear(2, 2)
-    progress, _ = load_checkpoint(tmp_path / "c.safetensors", model, torch.optim.Adam(model.parameters()))
+    progress, *_ = load_checkpoint(tmp_path / "c.safetensors", model, torch.optim.Adam(model.parameters()))
     assert progress.step == 5
     assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
 
@@ -292,7 +292,7 @@ def test_the_captured_step_equals_the_eager_one(
     task = load_task(tiny_run.task)
     split = task.load("train").to(device)
     settings = replace(tiny_run.model.rehearsal, recollection_weight=0, familiarity_weight=0)
-    weights = []
+    weights, missed = [], []
     for kind in (EagerStep, GraphedStep):
         torch.manual_seed(0)
         model = build_model(tiny_run.model, task.codec).to(device)
@@ -301,7 +301,9 @@ def test_the_captured_step_equals_the_eager_one(
         for start in range(0, 48, 16):
             step(0, torch.arange(start, start + 16), 1e-3)
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+        missed.append(step.missed)
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-5)
+    assert torch.equal(*missed)
 
 
 def test_rehearsal_without_a_sampler_is_refused(tiny_run: Run) -> None:

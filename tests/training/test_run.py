@@ -176,17 +176,31 @@ def test_what_a_run_leaves_to_its_device_is_decided_there_and_recorded(
     assert (trainer.run.train.precision, trainer.run.train.compile) == ("float32", False)
 
 
+@pytest.mark.parametrize("focus_streams", [0.0, 5.0])
 def test_a_focused_run_resumes_bit_equal(
-    twin: Path, tiny_run: Run, shrink: Callable[[ModelSettings], ModelSettings], tmp_path: Path
+    focus_streams: float,
+    twin: Path,
+    tiny_run: Run,
+    shrink: Callable[[ModelSettings], ModelSettings],
+    tmp_path: Path,
 ) -> None:
     task = BabiTask(data=twin, tasks=(1, 6))
-    train = replace(tiny_run.train, steps=7, batch_size=4, eval_every=3, checkpoint_every=2, focus=10.0)
+    train = replace(
+        tiny_run.train,
+        steps=11,
+        batch_size=4,
+        eval_every=3,
+        checkpoint_every=2,
+        focus=10.0,
+        focus_streams=focus_streams,
+    )
     run = replace(tiny_run, task=task, model=without_rehearsal(shrink(ModelSettings())), train=train)
     Trainer(run, tmp_path / "whole", device=CPU, quiet=True).train()
-    Trainer(replace(run, train=replace(train, steps=4)), tmp_path / "cut", device=CPU, quiet=True).train()
+    Trainer(replace(run, train=replace(train, steps=7)), tmp_path / "cut", device=CPU, quiet=True).train()
     Trainer(run, tmp_path / "cut", device=CPU, quiet=True).train(resume=True)
     whole, cut = (load_tensors(tmp_path / name / "checkpoint.safetensors")[0] for name in ("whole", "cut"))
-    assert all(torch.equal(whole[name], cut[name]) for name in whole if name.startswith("model."))
+    assert all(torch.equal(whole[name], cut[name]) for name in whole if name.startswith(("model.", "streams.")))
+    assert ("streams.missed" in whole) == bool(focus_streams)
 
 
 def test_a_model_goes_on_from_another_ones_weights(tiny_model: Path, tiny_run: Run, tmp_path: Path) -> None:

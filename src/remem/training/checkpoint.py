@@ -5,8 +5,10 @@ Written whole or not at all, so after a kill the previous one is there, and a re
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -42,7 +44,7 @@ def save_checkpoint(
     best: dict[str, Tensor],
     optimizer: torch.optim.Optimizer,
     progress: Progress,
-    streams: dict[str, Tensor],
+    streams: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> None:
     """Write the whole state of a stage; `streams` is what is known of the training streams."""
     tensors = {f"model.{name}": value for name, value in weights_of(model).items()}
