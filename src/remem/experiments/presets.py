@@ -189,9 +189,9 @@ def family(paper: Run, model: ModelSettings, ours: Run | None = None) -> list[Ru
 def _stories() -> list[Run]:
     """bAbI before and after: `rm` with what short stories need alone; `rm` trained on, the hardest task first, and once
     more; `rm-led`, which begins with that task, and whose memory takes words as they are, mixed by a GRU; `rm-staged`,
-    where five more follow before all do, and whose slots start to keep; that trained on, with all tasks; and once more,
-    two streams of five from task 3, the one that is left; `rm-staged-long`, one longer run in place of these, in which
-    long stories come as often as short ones and the rate goes down to nothing."""
+    where five more follow before all do, and whose slots start to keep; that trained on, with all tasks;
+    `rm-staged-long`, one longer run in place of both, in which long stories come as often as short ones and the rate
+    goes down to nothing; and `rm-staged` trained on so, with stories that were missed more often than others."""
     lead = replace(_STORIES.train, steps=18_200, warmup_steps=500, lead=("qa16",), lead_steps=3900)
     again = replace(lead, steps=14_300, lead_steps=7800, lead_until=10.0)
     first = replace(
@@ -220,9 +220,9 @@ def _stories() -> list[Run]:
             train=on,
         ),
         replace(
-            _STORIES, method="rm-staged-continued-again",
-            model=replace(keeping, weights_from=Path("runs/babi-rm-staged-continued-s0")),
-            train=replace(on, steps=13_000, lead=("qa3",), lead_share=0.4, lead_steps=13_000, lead_until=0.0),
+            _STORIES, method="rm-staged-mined",
+            model=replace(keeping, weights_from=Path("runs/babi-rm-staged-s0")),
+            train=replace(on, steps=26_000, focus_brevity=0.0, focus_streams=10.0, last_rate=0.0),
         ),
     ]  # fmt: skip
 
