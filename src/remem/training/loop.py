@@ -99,13 +99,15 @@ def fit(
     redraw: Redraw | None = None,
 ) -> Progress:
     """Train a model and leave it with the weights that were best on validation."""
+    if not 0 <= settings.last_rate <= 1:
+        raise BadInput(f"The rate can't end at {settings.last_rate:g} of its height; give a share from 0 to 1.")
     clock = clock or Clock()
     step = make_step(model, objective, train, settings)
     progress, best = Progress(), {name: value.detach().clone() for name, value in weights_of(model).items()}
     missed = Missed(step.missed) if settings.focus_streams else None
     if resume and checkpoint is not None and checkpoint.exists():
         progress, best, streams = load_checkpoint(checkpoint, model, step.optimizer)
-        if missed is not None:
+        if missed is not None and streams:
             missed.go_on_from(streams)
         clock.go_on_from(progress.wall_seconds)
         log.note(f"{log.title}: going on from step {progress.step}")
@@ -200,6 +202,8 @@ def _batches(
         raise BadInput(
             f"Parts that come first ({', '.join(settings.lead)}) need a focus above 0, by which others follow."
         )
+    if settings.focus_streams < 0:
+        raise BadInput(f"Streams can't come {settings.focus_streams:g} times more often; give 0 or more.")
     if settings.focus_streams and not settings.focus:
         raise BadInput(
             f"Streams that were missed come more often ({settings.focus_streams:g}) only with a focus above 0; "
