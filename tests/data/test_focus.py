@@ -77,13 +77,13 @@ def test_streams_of_a_part_are_drawn_alike() -> None:
 def test_streams_that_were_missed_come_more_often_and_their_part_does_not() -> None:
     split, seen, parts = split_of_parts(), Counter[int](), Counter[int]()
     missed = np.zeros(len(split))
-    hard = split.buckets[0].ids[(split.buckets[0].query.part[:, 0] == 0)][:5].tolist()
-    missed[hard] = 1.0
+    rows_of_part = (split.buckets[1].query.part[:, 0] == 2).nonzero().squeeze(1)
+    missed[split.places(1, rows_of_part[:20])] = 1.0
+    hard = split.buckets[1].ids[rows_of_part[:20]].tolist()
     for bucket, rows in focused_batches(split, {}, 1.0, 8, 400, 0, 0, missed=missed, focus_streams=4.0):
         seen.update(split.buckets[bucket].ids[rows].tolist())
         parts.update(split.buckets[bucket].query.part[rows, 0].tolist())
-    others = [i for b in split.buckets for i, p in zip(b.ids.tolist(), b.query.part[:, 0].tolist(), strict=True)
-              if p == 0 and i not in hard]  # fmt: skip
+    others = split.buckets[1].ids[rows_of_part[20:]].tolist()
     often, seldom = (sum(seen[i] for i in ids) / len(ids) for ids in (hard, others))
     assert often / seldom == pytest.approx(5, rel=0.15)
     assert all(abs(count - 3200 / 3) < 60 for count in parts.values()), parts

@@ -13,10 +13,11 @@ from typing import Literal
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from remem.build import build_model
 from remem.bundle import load_tensors, save_tensors, weights_of
+from remem.data.batch import Batch
 from remem.errors import BadInput
 from remem.settings.model import DeltaSettings
 from remem.settings.run import Run, TrainSettings
@@ -24,7 +25,7 @@ from remem.tasks.load import load_task
 from remem.training.checkpoint import Progress, load_checkpoint, save_checkpoint
 from remem.training.log import StageLog
 from remem.training.loop import TrainingDiverged, fit, learning_rate
-from remem.training.objective import MemoryObjective
+from remem.training.objective import MISSED, MemoryObjective
 from remem.training.run import Trainer
 from remem.training.step import EagerStep, GraphedStep, make_step
 
@@ -280,6 +281,25 @@ def test_a_cpu_takes_the_eager_step_even_if_capture_is_asked_for(tiny_run: Run) 
     assert isinstance(step, EagerStep)
 
 
+def test_a_step_notes_the_streams_that_it_missed_by_their_place(tiny_run: Run) -> None:
+    split = load_task(tiny_run.task).load("train")
+    one = split.buckets[0]
+    numbered = replace(one, ids=one.ids + 1000)  # numbers of streams may have gaps
+    twice = replace(split, buckets=(one, numbered))
+    model = nn.Linear(1, 1)
+
+    def objective(batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        return model(torch.ones(1)).sum(), {MISSED: batch.ids % 2 == 1}
+
+    step = EagerStep(model, objective, twice, replace(tiny_run.train, focus_streams=1.0))
+    for _ in range(2):
+        step(1, torch.tensor([3, 0, 1]), 1e-3)
+    noted = dict(enumerate(step.missed.tolist()))
+    assert {place: wrong for place, wrong in noted.items() if wrong} == {len(one) + 3: 0.75, len(one) + 1: 0.75}
+    assert MISSED not in step.logs
+    assert len(EagerStep(model, objective, twice, tiny_run.train).missed) == 0
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("optimizer", "delta"), [("adam", False), ("rmsprop", False), ("adam", True)])
@@ -296,7 +316,7 @@ def test_the_captured_step_equals_the_eager_one(
     for kind in (EagerStep, GraphedStep):
         torch.manual_seed(0)
         model = build_model(tiny_run.model, task.codec).to(device)
-        train = replace(tiny_run.train, optimizer=optimizer, momentum=0.9)
+        train = replace(tiny_run.train, optimizer=optimizer, momentum=0.9, focus_streams=1.0)
         step = kind(model, MemoryObjective(model, settings, None), split, train)
         for start in range(0, 48, 16):
             step(0, torch.arange(start, start + 16), 1e-3)

@@ -164,6 +164,10 @@ class Split:
         batch = Batch(stream, query, source.ids[rows])
         return batch if self.exchange is None else self.exchange(batch)
 
+    def places(self, bucket: int, rows: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
+        """Where rows of a bucket stand among all streams, bucket by bucket; their own numbers may have gaps."""
+        return rows + sum(len(b) for b in self.buckets[:bucket])
+
     def _segments(self, used: Int[Tensor, " s"], width: int) -> tuple[Tensor, Tensor]:
         if isinstance(self.items, Windows):
             return self.items.take(used, width)

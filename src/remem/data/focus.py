@@ -40,7 +40,7 @@ def focused_batches(
     `brevity`: at a half, streams four times as long come half as often, between as many streams and as much to read.
     A stream is drawn as often as its weight says, up to one, and streams of a bucket come in a new order every turn.
     Where `first` names parts, `share` of the streams is theirs. `missed` says how wrong each stream was of late, from 0
-    to 1: within its part one that was has 1 + `focus_streams` times the weight of one that was not.
+    to 1, bucket by bucket: within its part one that was has 1 + `focus_streams` times the weight of one that was not.
     """
     part_of = [bucket.query.part[:, 0].cpu().numpy() for bucket in split.buckets]
     segments = [bucket.segment_mask.sum(dim=1).cpu().numpy() for bucket in split.buckets]
@@ -53,7 +53,8 @@ def focused_batches(
         each = np.where(ahead, share * each / total[ahead].sum(), (1 - share) * each / max(total[~ahead].sum(), 1e-30))
     weights = [each[parts] for parts in part_of]
     if missed is not None and focus_streams:
-        harder = [1 + focus_streams * missed[bucket.ids.cpu().numpy()] for bucket in split.buckets]
+        ends = np.cumsum([len(bucket) for bucket in split.buckets])
+        harder = np.split(1 + focus_streams * missed, ends[:-1])
         mean = np.bincount(np.concatenate(part_of), np.concatenate(harder), minlength=len(streams)) / streams
         weights = [w * h / mean[parts] for w, h, parts in zip(weights, harder, part_of, strict=True)]
     random = StableRandom(seed, "focus", turn)

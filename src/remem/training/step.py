@@ -26,7 +26,7 @@ class Step(Protocol):
     waits: bool  # whether asking how many updates were left out stops the device's work
     logs: Logs
     batch_ids: Tensor
-    missed: Tensor  # how wrong the answers about each stream were when it was last trained on, from 0 to 1
+    missed: Tensor  # how wrong each stream was when last trained on, from 0 to 1; empty where nobody asks
 
     def __call__(self, bucket: int, rows: Tensor, learning_rate: float) -> None:
         """One update; left out if the loss or the gradient is not finite."""
@@ -49,7 +49,7 @@ class EagerStep:
         self.objective, self.split, self.settings = objective, split, settings
         self.logs: Logs = {}
         self.batch_ids = torch.empty(0)
-        self.missed = torch.zeros(len(split), device=self.parameters[0].device)
+        self.missed = no_misses(split, settings).to(self.parameters[0].device)
         self._skipped = 0
 
     def __call__(self, bucket: int, rows: Tensor, learning_rate: float) -> None:
@@ -58,7 +58,7 @@ class EagerStep:
         batch = self.split.batch(bucket, rows)
         self.optimizer.zero_grad(set_to_none=True)
         self.logs, finite = backward(self.objective, self.parameters, batch, self.settings, self.layers)
-        note_missed(self.missed, batch, self.logs)
+        note_missed(self.missed, self.split.places(bucket, rows), self.logs)
         if finite:
             self.optimizer.step()
         else:
@@ -91,7 +91,7 @@ class GraphedStep:
         self.pool: Any = None
         self.logs: Logs = {}
         self.batch_ids = torch.empty(0)
-        self.missed = torch.zeros(len(split), device=self.device)
+        self.missed = no_misses(split, settings).to(self.device)
 
     def __call__(self, bucket: int, rows: Tensor, learning_rate: float) -> None:
         self.rate.fill_(learning_rate)
@@ -110,7 +110,7 @@ class GraphedStep:
         self.optimizer.zero_grad(set_to_none=True)  # so that the captured backward pass writes instead of adding
         batch = self.split.batch(bucket, rows)
         logs, finite = backward(self.objective, self.parameters, batch, self.settings, self.layers)
-        note_missed(self.missed, batch, logs)
+        note_missed(self.missed, self.split.places(bucket, rows), logs)
         self.found_inf.copy_(~finite)
         self.count += self.found_inf
         self.optimizer.step()
@@ -144,14 +144,20 @@ class GraphedStep:
         return graph, static_rows, logs
 
 
-def note_missed(missed: Tensor, batch: Batch, logs: Logs) -> None:
+def no_misses(split: Split, settings: TrainSettings) -> Tensor:
+    """A number for each stream of a split, if any are to be noted."""
+    return torch.zeros(len(split) if settings.focus_streams else 0)
+
+
+def note_missed(missed: Tensor, places: Tensor, logs: Logs) -> None:
     """Half of what was known of each stream, and half of what this step saw: was one of its answers wrong?
 
     Taken out of the logs, whose other figures are about the whole batch.
     """
     seen = logs.pop(MISSED, None)
-    if seen is not None:
-        missed.index_copy_(0, batch.ids, (missed[batch.ids] + seen) / 2)
+    if seen is not None and len(missed):
+        places = places.to(missed.device)
+        missed.index_copy_(0, places, (missed[places] + seen) / 2)
 
 
 def backward(
