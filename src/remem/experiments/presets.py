@@ -191,7 +191,8 @@ def _stories() -> list[Run]:
     more; `rm-led`, which begins with that task, and whose memory takes words as they are, mixed by a GRU; `rm-staged`,
     where five more follow before all do, and whose slots start to keep; that trained on, with all tasks;
     `rm-staged-long`, one longer run in place of both, in which long stories come as often as short ones and the rate
-    goes down to nothing; and `rm-staged` trained on so, with stories that were missed more often than others."""
+    goes down to nothing; and `rm-staged` trained on so by its answers alone: with nothing rehearsed any more, and stories
+    that were missed more often than others."""
     lead = replace(_STORIES.train, steps=18_200, warmup_steps=500, lead=("qa16",), lead_steps=3900)
     again = replace(lead, steps=14_300, lead_steps=7800, lead_until=10.0)
     first = replace(
@@ -220,9 +221,12 @@ def _stories() -> list[Run]:
             train=on,
         ),
         replace(
-            _STORIES, method="rm-staged-mined",
-            model=replace(keeping, weights_from=Path("runs/babi-rm-staged-s0")),
-            train=replace(on, steps=26_000, focus_brevity=0.0, focus_streams=10.0, last_rate=0.0),
+            _STORIES, method="rm-staged-answers",
+            model=replace(without_rehearsal(keeping), weights_from=Path("runs/babi-rm-staged-s0")),
+            train=replace(
+                on, steps=20_800, lead=(), lead_stays=False, focus_brevity=0.0, focus_streams=10.0, last_rate=0.0,
+                eval_every=2600,
+            ),
         ),
     ]  # fmt: skip
 
