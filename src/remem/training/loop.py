@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -97,8 +98,11 @@ def fit(
     part_errors: PartErrors | None = None,
     part_names: tuple[str, ...] = (),
     redraw: Redraw | None = None,
+    stop_rehearsing: Callable[[], None] | None = None,
 ) -> Progress:
     """Train a model and leave it with the weights that were best on validation."""
+    if settings.rehearse_for is not None and settings.rehearse_for < 0:
+        raise BadInput(f"There can't be {settings.rehearse_for} steps with rehearsal; give 0 or more, or None for all.")
     if not 0 <= settings.last_rate <= 1:
         raise BadInput(f"The rate can't end at {settings.last_rate:g} of its height; give a share from 0 to 1.")
     clock = clock or Clock()
@@ -118,6 +122,11 @@ def fit(
     stop = _has_ended(progress, settings)
     while progress.step < settings.steps and not stop:
         out_of_time = 0 < settings.max_seconds <= progress.seconds
+        if stop_rehearsing is not None and _has_rehearsed(progress, settings):
+            stop_rehearsing()
+            step.renew()
+            log.note(f"{log.title}: nothing is rehearsed after step {progress.step}")
+            stop_rehearsing = None
         step(*next(batches), learning_rate(settings, progress.step, progress.began))
         progress.step += 1
         log.step(progress.step)
@@ -158,16 +167,26 @@ def _leading(history: list[Metrics], settings: TrainSettings, began: int, step: 
 
     A stage is over at the first validation that finds all parts so far learned, or the first after `lead_steps`.
     """
+    return next((parts for parts, end in _lead(history, settings, began) if step < end), [])
+
+
+def _lead(history: list[Metrics], settings: TrainSettings, began: int) -> Iterator[tuple[list[str], int]]:
+    """Each stage of the lead: what is trained on alone, and the step it ends at, or at the latest will."""
     start, parts = began, list[str]()
     for stage in _stages(settings):
-        parts += stage
+        parts = parts + stage
         turns = math.ceil(settings.lead_steps / settings.eval_every)
         found = _found(history, parts, settings, start)
-        end = min(start + turns * settings.eval_every, found or math.inf)
-        if step < end:
-            return parts
-        start = int(end)
-    return []
+        start = min(start + turns * settings.eval_every, found or sys.maxsize)
+        yield parts, start
+
+
+def _has_rehearsed(progress: Progress, settings: TrainSettings) -> bool:
+    """Whether the steps with rehearsal are over."""
+    if settings.rehearse_for is None:
+        return False
+    lead_ends = [end for _, end in _lead(progress.history, settings, progress.began)]
+    return progress.step >= (lead_ends[-1] if lead_ends else progress.began) + settings.rehearse_for
 
 
 def _stages(settings: TrainSettings) -> list[list[str]]:

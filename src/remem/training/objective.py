@@ -122,6 +122,7 @@ class MemoryObjective:
         if settings.enabled and sampler is None:
             raise BadInput("Rehearsal is on, but there is no sampler to choose fragments.")
         self.model, self.settings, self.sampler = model, settings, sampler
+        self.rehearses = settings.enabled
         self._rehearsal_losses: Callable[..., tuple[Tensor, Tensor]] = rehearsal_losses
 
     def compile(self, backend: str = "inductor") -> None:
@@ -138,6 +139,10 @@ class MemoryObjective:
         self._rehearsal_losses = torch.compile(rehearsal_losses, backend=backend)
         if isinstance(self.sampler, HistorySampler):
             self.sampler.segment_means = torch.compile(self.sampler.segment_means, backend=backend)  # type: ignore[method-assign]
+
+    def stop_rehearsing(self) -> None:
+        """From now on the answers alone count."""
+        self.rehearses = False
 
     def rehearse(
         self, batch: Batch, query: QueryBatch, memory: Float[Tensor, "b k d"]
@@ -158,7 +163,7 @@ class MemoryObjective:
 
     def losses(self, trace: Trace, batch: Batch) -> tuple[Losses, Answered]:
         """All three losses, and the answers."""
-        if not self.settings.enabled:
+        if not self.rehearses:
             answered, zero = self.model.answer_all(trace, batch.query), trace.memories.new_zeros(())
             return Losses(self.reason(answered, batch.query), zero, zero), answered
         query = rehearsed_question(batch.query, anytime=self.settings.anytime)

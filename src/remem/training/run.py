@@ -35,7 +35,7 @@ from remem.tasks.load import load_task
 from remem.training.evaluate import evaluate
 from remem.training.log import StageLog
 from remem.training.loop import Clock, fit
-from remem.training.objective import DirectObjective, RehearsalObjective, make_objective
+from remem.training.objective import DirectObjective, MemoryObjective, RehearsalObjective, make_objective
 from remem.training.record import code_version, make_record
 
 Precision = Literal["float32", "bf16"]
@@ -109,6 +109,11 @@ class Trainer:
                 f"A lead of {self.run.train.lead_tries} tries needs a part that leads and its steps; give --train.lead "
                 "and --train.lead-steps, or --train.lead-tries 1."
             )
+        if self.run.train.rehearse_for is not None and not self.run.model.rehearsal.enabled:
+            raise BadInput(
+                f"Rehearsal can't end after {self.run.train.rehearse_for} steps where nothing is rehearsed; give "
+                "--train.rehearse-for None, or rehearsal a weight above 0."
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         write_file(self.folder / CONFIG_FILE, json.dumps(to_json(self.run), indent=1).encode())
         sampler, stage_one = self._sampler(resume)
@@ -127,6 +132,7 @@ class Trainer:
                 seed=self.run.seed, log=log, checkpoint=self.folder / "checkpoint.safetensors", resume=resume,
                 clock=self.clock, part_errors=self.task.part_errors, part_names=self.task.part_names,
                 redraw=self._redraw if settings.lead_tries > 1 else None,
+                stop_rehearsing=objective.stop_rehearsing if isinstance(objective, MemoryObjective) else None,
             )  # fmt: skip
         fingerprint = save_bundle(self.folder, model, self.run, self.task.codec)
         test = evaluate(model, self.split("test"), batch_size=settings.batch_size, precision=settings.precision)

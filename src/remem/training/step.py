@@ -36,6 +36,10 @@ class Step(Protocol):
         """Updates left out so far; reading it waits for the device."""
         ...
 
+    def renew(self) -> None:
+        """The objective has changed: what was kept of it no longer holds."""
+        ...
+
 
 class EagerStep:
     """The step as it is written; runs anywhere."""
@@ -67,6 +71,9 @@ class EagerStep:
 
     def skipped(self) -> int:
         return self._skipped
+
+    def renew(self) -> None:
+        pass
 
 
 class GraphedStep:
@@ -105,6 +112,11 @@ class GraphedStep:
 
     def skipped(self) -> int:
         return int(self.count)
+
+    def renew(self) -> None:
+        torch.cuda.synchronize(self.device)  # none of them may be under way
+        self.graphs.clear()
+        self.pool = None
 
     def _update(self, bucket: int, rows: Tensor) -> Logs:
         self.optimizer.zero_grad(set_to_none=True)  # so that the captured backward pass writes instead of adding
