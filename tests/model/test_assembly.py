@@ -81,6 +81,22 @@ def test_calling_the_model_gives_the_scores_of_answering_all(
     assert_close(model(stream, query), model.answer_all(model.memorize(stream), query).scores)
 
 
+def test_without_gradients_real_questions_alone_are_reasoned_about(
+    case: tuple[MemoryModel, StreamBatch, QueryBatch],
+) -> None:
+    model, stream, query = case
+    seen: list[int] = []
+    model.reasoner.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+    whole = model(stream, query)
+    with torch.no_grad():
+        scores = model(stream, query)
+        nothing = model(stream, query._replace(mask=torch.zeros_like(query.mask)))
+    assert seen == [12, int(query.mask.sum()), 12]
+    assert_close(scores[query.mask], whole[query.mask])
+    assert scores[~query.mask].eq(0).all()
+    assert nothing.shape == scores.shape
+
+
 def test_an_answer_is_query_encoder_then_reasoner_then_head() -> None:
     model, query = make_model(), questions_at([[0], [0]])
     memory, tokens, mask = torch.randn(2, 3, 8), query.tokens[:, 0], query.token_mask[:, 0]

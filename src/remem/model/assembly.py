@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, cast
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -93,5 +94,17 @@ class MemoryModel(nn.Module):
         return Answered(scores, weights)
 
     def forward(self, stream: StreamBatch, query: QueryBatch) -> Float[Tensor, "b q c"]:
-        """Scores of every answer: what the harness asks of every method."""
-        return self.answer_all(self.memorize(stream), query).scores
+        """Scores of every answer: what the harness asks of every method; zeros where there is no question.
+
+        Without gradients the reasoner sees real questions alone: stories of one question stand beside some of twelve.
+        In training it sees padding, too, as shapes must not depend on what is in a batch; and where streams have
+        candidates, which are for all their questions.
+        """
+        trace, real = self.memorize(stream), query.mask
+        if torch.is_grad_enabled() or query.candidates is not None or not real.any():
+            return self.answer_all(trace, query).scores
+        asked = query.each(lambda value: value[real][:, None])
+        found = self.answer_from(gather_rows(trace.memories, query.position)[real][:, None], asked).scores
+        scores = found.new_zeros(*real.shape, found.shape[-1])
+        scores[real] = found.squeeze(1)
+        return scores
