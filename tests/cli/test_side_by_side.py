@@ -43,6 +43,25 @@ def test_seeds_at_once_are_those_trained_alone(here: Path, capfd: pytest.Capture
     assert record(here / "both" / "s0")["model"] != record(here / "alone")["model"]
 
 
+def test_several_presets_are_trained_by_one_command(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    methods = ("rm-no-rehearsal", "rm-gru-encoder")
+    both = ["train", *(f"synthetic/{method}" for method in methods), *TINY, "--seed", "0", "1", "--at-once", "2"]
+    assert main([*both, "--out", "all"]) == 0
+    told = capfd.readouterr()
+    assert "4 of 4 runs done" in told.err
+    # what was changed is in the names, too
+    for method in methods:
+        assert len(list((here / "all").glob(f"synthetic-{method}*-s[01]"))) == 2
+        assert len(list((here / "results" / "synthetic").glob(f"{method}*/*.json"))) == 2
+        assert all(f"synthetic/{method}[" in told.out and f"] seed {seed}: " in told.out for seed in (0, 1))
+    assert len(list((here / "all").iterdir())) == 4
+    assert main([*both, "--out", "other", "--method", "mine"]) == 2
+    assert "--method mine names one row, but 2 presets are to be trained" in capfd.readouterr().err
+    assert main(["train", "synthetic/rm", "synthetic/no-such", *TINY]) == 2
+    assert "'synthetic/no-such' is no preset" in capfd.readouterr().err
+    assert not (here / "other").exists()
+
+
 def test_a_run_that_fails_leaves_the_others_alone(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (here / "both" / "s1").mkdir(parents=True)
     (here / "both" / "s1" / "checkpoint.safetensors").write_bytes(b"no checkpoint")

@@ -33,7 +33,8 @@ def train_side_by_side(
     began = time.perf_counter()
     with _one_gpu_for_all(device) as environment:
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // at_once)))
-        team = _Team(environment, ["--device", device, "--results", str(results)])
+        names = {f"{run.task.name}/{run.method}" for run in runs}
+        team = _Team(environment, ["--device", device, "--results", str(results)], named=len(names) > 1)
         with ThreadPoolExecutor(at_once) as threads:
             try:
                 codes = list(threads.map(team.train, runs, folders))
@@ -54,8 +55,8 @@ def train_side_by_side(
 
 
 class _Team:
-    def __init__(self, environment: dict[str, str], options: list[str]) -> None:
-        self._environment, self._options = environment, options
+    def __init__(self, environment: dict[str, str], options: list[str], *, named: bool) -> None:
+        self._environment, self._options, self._named = environment, options, named
         self._lock, self._stopped = threading.Lock(), False
         self._working: set[subprocess.Popen[str]] = set()
 
@@ -70,9 +71,10 @@ class _Team:
             )
             self._working.add(process)
         assert process.stdout is not None
+        who = f"{run.task.name}/{run.method} seed {run.seed}" if self._named else f"seed {run.seed}"
         for line in process.stdout:
             with self._lock:
-                print(f"seed {run.seed}: {line}", end="", flush=True)
+                print(f"{who}: {line}", end="", flush=True)
         with self._lock:
             self._working.remove(process)
         return process.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 
 import tyro
@@ -19,7 +20,7 @@ from remem.settings.model import ModelSettings
 from remem.settings.run import Run, TrainSettings
 from remem.settings.tasks import Task
 
-HELP = """usage: remem train TASK/METHOD [--seed 0 1 2 [--at-once 3]] [OPTIONS]
+HELP = """usage: remem train TASK/METHOD [TASK/METHOD ...] [--seed 0 1 2 [--at-once 3]] [OPTIONS]
        remem train --from FOLDER      repeat a run with the configuration in its folder
        remem train --resume FOLDER    go on with a run that was stopped
 
@@ -38,13 +39,13 @@ class Options:
     method: str
     """Row of the table; a changed setting is added to it by itself."""
     out: Path | None = None
-    """Folder of the run; by default runs/TASK-METHOD-sSEED."""
+    """Folder of the run, or of several; by default runs/TASK-METHOD-sSEED."""
     results: Path = Path("results")
     """Where the record goes, for `remem table`."""
     device: str = "auto"
     """cpu, cuda, or auto: a GPU if there is one."""
     at_once: int = 1
-    """Seeds that are trained side by side, a process each; a GPU is shared by NVIDIA's MPS, where that is there."""
+    """Runs that are trained side by side, a process each; a GPU is shared by NVIDIA's MPS, where that is there."""
     task: Task
     model: ModelSettings
     train: TrainSettings
@@ -86,15 +87,22 @@ def main(argv: list[str]) -> None:
             raise BadInput(f"{argv[0]} needs the folder of a run.")
         _again(Path(argv[1]), argv[2:], resume=argv[0] == "--resume")
         return
-    preset = find_preset(argv[0])
-    options = parse(preset, argv[1:], f"remem train {argv[0]}")
-    runs = options.runs(preset)
-    folders = [_folder(options, run) for run in runs]
+    names = list(takewhile(lambda word: not word.startswith("-"), argv))
+    presets = {name: find_preset(name) for name in names}
+    given = [parse(preset, argv[len(names) :], f"remem train {name}") for name, preset in presets.items()]
+    options = given[0]
+    if len(presets) > 1 and options.method != presets[names[0]].method:
+        raise BadInput(f"--method {options.method} names one row, but {len(presets)} presets are to be trained.")
+    rows = [each.runs(preset) for each, preset in zip(given, presets.values(), strict=True)]
+    # every method has its first seed before any has its second
+    runs = [run for of_a_seed in zip(*rows, strict=True) for run in of_a_seed]
+    folders = [_folder(options, run, alone=len(runs) == 1, several=len(presets) > 1) for run in runs]
     _refuse_used(folders)
     if options.at_once < 1:
         raise BadInput(f"--at-once {options.at_once}: give the number of runs that may go on side by side, 1 or more.")
+    for task in {run.task.name: run.task for run in runs}.values():
+        check_prepared(task)  # before torch is loaded, which takes seconds
     if options.at_once > 1 and len(runs) > 1:
-        check_prepared(runs[0].task)
         train_side_by_side(runs, folders, at_once=options.at_once, device=options.device, results=options.results)
         return
     for run, folder in zip(runs, folders, strict=True):
@@ -116,10 +124,11 @@ def parse(preset: Run, argv: list[str], prog: str) -> Options:
     return tyro.cli(Options, args=argv, prog=prog, default=default, config=config)
 
 
-def _folder(options: Options, run: Run) -> Path:
+def _folder(options: Options, run: Run, *, alone: bool, several: bool) -> Path:
+    whole = f"{run.task.name}-{run.method}-s{run.seed}".replace("/", "_")
     if options.out is None:
-        return Path("runs") / f"{run.task.name}-{run.method}-s{run.seed}".replace("/", "_")
-    return options.out if len(options.seed) == 1 else options.out / f"s{run.seed}"
+        return Path("runs") / whole
+    return options.out if alone else options.out / (whole if several else f"s{run.seed}")
 
 
 def _refuse_used(folders: list[Path]) -> None:
