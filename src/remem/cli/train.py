@@ -87,7 +87,7 @@ def main(argv: list[str]) -> None:
             raise BadInput(f"{argv[0]} needs the folder of a run.")
         _again(Path(argv[1]), argv[2:], resume=argv[0] == "--resume")
         return
-    names = list(takewhile(lambda word: not word.startswith("-"), argv))
+    names = list(takewhile(lambda word: not word.startswith("-"), argv)) or argv[:1]
     presets = {name: find_preset(name) for name in names}
     given = [parse(preset, argv[len(names) :], f"remem train {name}") for name, preset in presets.items()]
     options = given[0]
