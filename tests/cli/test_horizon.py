@@ -35,11 +35,11 @@ def test_the_shipped_model_knows_at_once_what_it_was_told_and_keeps_a_record(her
     assert run("horizon", model, "--beyond", 2, 0, "--streams", 12, "--results", "results", "--device", "cpu") == 0
     shown = capsys.readouterr()
     assert shown.out == (
-        "| segments since the evidence: test accuracy | rm-continued-again, 1 seed |\n| --- | ---: |\n"
+        "| segments since the evidence: test accuracy | rm-staged-answers, 1 seed |\n| --- | ---: |\n"
         "| 0 | 100.00 |\n| 2 | 100.00 |\n"
     )
     assert "after 0 segments 100.0 %" in shown.err
-    (path,) = (here / "results" / "horizon" / "babi").glob("rm-continued-again/seed2-*.json")
+    (path,) = (here / "results" / "horizon" / "babi").glob("rm-staged-answers/seed3-*.json")
     record = json.loads(path.read_text())
     assert record["beyond"] == [[0, 12, 12], [2, 12, 12]]
     assert record["model"]["fingerprint"] == json.loads((model / "record.json").read_text())["model"]["fingerprint"]

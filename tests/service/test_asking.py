@@ -180,7 +180,8 @@ def test_the_recorded_step_gives_the_bits_of_the_module(name: str) -> None:
     chance = torch.Generator().manual_seed(0)
     for rows in (1, 2, 5, 16, 7):
         items = torch.randint(network.codec.num_items, (rows, network.codec.segment_len), generator=chance)
-        mask = torch.rand(items.shape, generator=chance) < 0.7
+        length = torch.randint(1, items.shape[1] + 1, (rows, 1), generator=chance)
+        mask = torch.arange(items.shape[1]) < length
         state = [torch.randn(rows, *part.shape[1:], generator=chance) for part in network._empty]
         with torch.no_grad():
             plain = network.model.write(type(network._empty)(*state), items, mask)
