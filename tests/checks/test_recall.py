@@ -51,7 +51,7 @@ MEMORIES: dict[str, Callable[[], Any]] = {
 }
 
 
-RATES = {"mimn": 1e-2}  # its steps take long, so they should be few
+RATES = {"mimn": 1e-2, "nutm": 1e-2, "hpmn": 1e-2}  # their steps take long, so they should be few
 
 
 @pytest.fixture(autouse=True)
