@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -35,16 +36,14 @@ def traced(module: nn.Module, step: Step, examples: Sequence[tuple[Tensor, ...]]
     of every size that may come.
     """
     wanted = [tuple(step(*inputs)) for inputs in examples]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch advises compiling instead, which takes a compiler and minutes
-            whole = torch.jit.trace(_Recorded(module, step).eval(), examples[0])
-            # with its weights as constants it is faster, but a GRU then takes another path, and gives other last bits
-            for graph in (torch.jit.freeze(whole), whole):
-                if _same_bits(graph, examples, wanted):
-                    return graph
-    except Exception:  # whatever stands against a graph does not stand against the step
-        return step
+    # whatever stands against a graph does not stand against the step
+    with suppress(Exception), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch advises compiling instead, which takes a compiler and minutes
+        whole = torch.jit.trace(_Recorded(module, step).eval(), examples[0])
+        # with its weights as constants it is faster, but a GRU then takes another path, and gives other last bits
+        for graph in (torch.jit.freeze(whole), whole):
+            if _same_bits(graph, examples, wanted):
+                return graph
     return step
 
 
