@@ -44,6 +44,7 @@ from remem.model.encoder import GRUEncoder, TransformerEncoder
 from remem.model.machine import MemoryMachine
 from remem.model.matching import WordMatch
 from remem.model.reasoner import MultiHopReasoner
+from remem.model.recent import RecentMachine
 from remem.model.rehearsal import RehearsalDecoder
 from remem.model.sampler import HistorySampler
 from remem.model.transformer import PositionCode
@@ -271,13 +272,20 @@ def _fields(settings: DeltaSettings | BaselineSettings) -> dict[str, Any]:
     return {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
 
 
-def build_machine(settings: ModelSettings, segment_len: int) -> MemoryMachine | TurnMachine:
+def build_machine(settings: ModelSettings, segment_len: int) -> MemoryMachine | TurnMachine | RecentMachine:
     """The rehearsal memory machine G."""
     machine = settings.machine
     if not isinstance(machine, MachineSettings):
         raise BadInput(f"{type(machine).__name__} describes another method than rehearsal memory.")
     if machine.turns < 0:
         raise BadInput(f"Slots can't take turns of {machine.turns} segments; give 1 or more, or 0 for no turns.")
+    if not 0 <= machine.recent < machine.num_slots:
+        raise BadInput(
+            f"Of {machine.num_slots} slots {machine.recent} can't be the last segments; give 0 to "
+            f"{machine.num_slots - 1}, so that a slot is left for what is older."
+        )
+    if machine.turns and machine.recent:
+        raise BadInput("Slots take turns or stand beside the last segments, not both; set turns or recent to 0.")
     encoder = (
         TransformerEncoder(
             position=_position(settings.embedding, segment_len, settings.item_dim),
@@ -293,7 +301,7 @@ def build_machine(settings: ModelSettings, segment_len: int) -> MemoryMachine | 
     writer = SlotWriter(
         item_dim=settings.item_dim,
         model_dim=settings.model_dim,
-        num_slots=machine.num_slots,
+        num_slots=machine.num_slots - machine.recent,
         aligned_gain=machine.aligned_gain,
         score_gain=machine.write_score_gain,
         keep_bias=machine.keep_bias,
@@ -304,6 +312,8 @@ def build_machine(settings: ModelSettings, segment_len: int) -> MemoryMachine | 
         "encoder": encoder, "writer": writer, "num_slots": machine.num_slots, "item_dim": settings.item_dim,
         "weigh_items": machine.weigh_items,
     }  # fmt: skip
+    if machine.recent:
+        return RecentMachine(recent=machine.recent, age_std=settings.embedding.position_std, **parts)
     return TurnMachine(turns=machine.turns, **parts) if machine.turns else MemoryMachine(**parts)
 
 

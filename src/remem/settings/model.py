@@ -38,6 +38,9 @@ class MachineSettings:
     turns: int = 0
     """Ours: slots take turns, each for so many segments in which its scores of Eq. 1 are raised, so that what stands
     together is kept together; 0 leaves it to the scores alone."""
+    recent: int = 0
+    """Ours: so many of the K rows are the last segments as they are, newest first, and slots are the others; 0 keeps
+    slots alone."""
     weigh_items: bool = False
     """Ours: each feature is multiplied by a learned weight 2 sigma(v^T f + c) before it is written; in Eq. 1 every item
     hands out one unit of itself, whatever it is worth."""
