@@ -43,6 +43,10 @@ def test_a_part_is_drawn_by_its_errors_up_to_a_bound() -> None:
     assert part_weights({0: 0.0, 1: FULL_FOCUS / 2, 2: FULL_FOCUS, 3: 90.0}, 10.0, 5) == [1, 6, 11, 11, 1]
 
 
+def test_a_part_that_stays_is_drawn_as_if_all_of_it_were_wrong() -> None:
+    assert part_weights({0: 0.0, 1: 10.0}, 10.0, 2, always=[0]) == [11, 6]
+
+
 def test_parts_have_equal_shares_however_many_streams_they_have() -> None:
     parts = drawn({}, 10.0)
     assert sum(parts.values()) == 800
@@ -87,6 +91,20 @@ def test_streams_that_were_missed_come_more_often_and_their_part_does_not() -> N
     often, seldom = (sum(seen[i] for i in ids) / len(ids) for ids in (hard, others))
     assert often / seldom == pytest.approx(5, rel=0.15)
     assert all(abs(count - 3200 / 3) < 60 for count in parts.values()), parts
+
+
+@pytest.mark.parametrize(
+    ("error", "times"), [(FULL_FOCUS / 2, 3), (FULL_FOCUS, 1), (50.0, 1)]
+)  # half learned, and guessed at
+def test_missed_streams_of_a_part_that_is_guessed_at_come_like_others(error: float, times: float) -> None:
+    split, seen = split_of_parts(), Counter[int]()
+    missed = np.zeros(len(split))
+    missed[:15] = 1.0  # half of the first part: whatever is guessed, the other half has another answer
+    for bucket, rows in focused_batches(
+        split, {0: error}, 1.0, 8, 400, 0, 0, always=[0], missed=missed, focus_streams=4.0
+    ):
+        seen.update(split.buckets[bucket].ids[rows].tolist())
+    assert sum(seen[i] for i in range(15)) / sum(seen[i] for i in range(15, 30)) == pytest.approx(times, rel=0.15)
 
 
 def test_leading_parts_come_alone_or_have_their_share() -> None:

@@ -15,9 +15,14 @@ from remem.data.random import StableRandom
 FULL_FOCUS = 20.0  # percent of wrong answers from which on a part gets all of the focus
 
 
-def part_weights(errors: Mapping[int, float], focus: float, parts: int) -> list[float]:
-    """How often each part is drawn against one without an error; a part not asked about counts as one."""
-    return [1 + focus * min(errors.get(part, 0.0) / FULL_FOCUS, 1.0) for part in range(parts)]
+def unlearned(errors: Mapping[int, float], parts: int) -> list[float]:
+    """From 0 for a part without an error, or not asked about, to 1 for one with a fifth of its answers wrong."""
+    return [min(errors.get(part, 0.0) / FULL_FOCUS, 1.0) for part in range(parts)]
+
+
+def part_weights(errors: Mapping[int, float], focus: float, parts: int, always: Collection[int] = ()) -> list[float]:
+    """How often each part is drawn against one without an error; those of `always` as if all of it were wrong."""
+    return [1 + focus * (1.0 if part in always else share) for part, share in enumerate(unlearned(errors, parts))]
 
 
 def focused_batches(
@@ -30,6 +35,7 @@ def focused_batches(
     turn: int,
     first: Collection[int] = (),
     share: float = 1.0,
+    always: Collection[int] = (),
     brevity: float = 0.5,
     missed: np.ndarray | None = None,
     focus_streams: float = 0.0,
@@ -40,13 +46,16 @@ def focused_batches(
     `brevity`: at a half, streams four times as long come half as often, between as many streams and as much to read.
     A stream is drawn as often as its weight says, up to one, and streams of a bucket come in a new order every turn.
     Where `first` names parts, `share` of the streams is theirs. `missed` says how wrong each stream was of late, from 0
-    to 1, bucket by bucket: within its part one that was has 1 + `focus_streams` times the weight of one that was not.
+    to 1, bucket by bucket: within a part that is learned one that was has 1 + `focus_streams` times the weight of one
+    that was not. In a part that is still guessed at they have the weight of others: drawn apart, those missed teach
+    whatever was not guessed, and then those that this misses teach it back.
     """
     part_of = [bucket.query.part[:, 0].cpu().numpy() for bucket in split.buckets]
     segments = [bucket.segment_mask.sum(dim=1).cpu().numpy() for bucket in split.buckets]
     streams, read = (np.bincount(np.concatenate(part_of), w) for w in (None, np.concatenate(segments)))
     found, streams = streams, np.maximum(streams, 1)
-    each = np.array(part_weights(errors, focus, len(streams))) / streams / np.maximum(read / streams, 1) ** brevity
+    often = np.array(part_weights(errors, focus, len(streams), always))
+    each = often / streams / np.maximum(read / streams, 1) ** brevity
     if first:
         ahead = np.isin(np.arange(len(each)), list(first))
         total = each * found
@@ -54,7 +63,8 @@ def focused_batches(
     weights = [each[parts] for parts in part_of]
     if missed is not None and focus_streams:
         ends = np.cumsum([len(bucket) for bucket in split.buckets])
-        harder = np.split(1 + focus_streams * missed, ends[:-1])
+        learned = 1 - np.array(unlearned(errors, len(streams)))
+        harder = np.split(1 + focus_streams * missed * learned[np.concatenate(part_of)], ends[:-1])
         mean = np.bincount(np.concatenate(part_of), np.concatenate(harder), minlength=len(streams)) / streams
         weights = [w * h / mean[parts] for w, h, parts in zip(weights, harder, part_of, strict=True)]
     random = StableRandom(seed, "focus", turn)

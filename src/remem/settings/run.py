@@ -44,7 +44,7 @@ class TrainSettings:
     shares, 1 as much to read."""
     focus_streams: float = 0.0
     """Ours: how much more often a stream is drawn than others of its part while an answer about it was wrong when it
-    was last trained on, words exchanged or not; 0 draws them alike. Needs a focus."""
+    was last trained on, words exchanged or not, once the part itself is learned; 0 draws them alike. Needs a focus."""
     lead: tuple[str, ...] = ()
     """Ours: parts of the task that come first, in stages: `qa16 qa1+qa2` is qa16 alone, then qa1 and qa2 with it, then
     all; needs a focus."""

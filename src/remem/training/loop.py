@@ -247,12 +247,11 @@ def _batches(
         seen = [metrics for metrics in progress.history if metrics["step"] <= turn * settings.eval_every]
         errors = part_errors(seen[-1]) if seen else {}
         leading = _leading(seen, settings, progress.began, turn * settings.eval_every)
-        if settings.lead_stays:
-            errors = errors | {part_names.index(name): 100.0 for stage in _stages(settings)[:1] for name in stage}
+        stay = _stages(settings)[0] if settings.lead and settings.lead_stays else []
+        first, always = ([part_names.index(name) for name in names] for names in (leading, stay))
         yield from focused_batches(
             train, errors, settings.focus, settings.batch_size, settings.eval_every, seed, turn,
-            first=[part_names.index(name) for name in leading], share=settings.lead_share,
-            brevity=settings.focus_brevity,
+            first=first, share=settings.lead_share, always=always, brevity=settings.focus_brevity,
             missed=None if missed is None else missed.at(turn).cpu().numpy(), focus_streams=settings.focus_streams,
         )[skip:]  # fmt: skip
 
