@@ -48,12 +48,14 @@ def record(run: Run, seed: int, early: float, valid: dict[int, float]) -> dict[s
 
 
 @both_tasks
-def test_each_row_undoes_one_change_and_nothing_else(task: str) -> None:
+def test_each_row_undoes_or_adds_one_thing_and_nothing_else(task: str) -> None:
     ablation = ABLATIONS[task]
     runs = ablation.runs()
     for change in ablation.changes:
         assert differing(ablation.rm, runs[change.method]) == {"method", *change.fields}
-    assert len(runs) == len(ablation.changes) + 8
+    for addition in ablation.additions:
+        assert differing(ablation.rm, runs[addition.method]) == {"method", addition.field}
+    assert len(runs) == len(ablation.changes) + len(ablation.additions) + 8
 
 
 @both_tasks

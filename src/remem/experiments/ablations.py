@@ -1,4 +1,5 @@
-"""Which change from `rm-paper` to `rm` does what: each undone alone, on two tasks small enough for one CPU core.
+"""Which change from `rm-paper` to `rm` does what: each undone alone, on two tasks small enough for one CPU core; and
+what some tasks have on top of `rm`, each added alone.
 
 The runs are short and the models small: a wide gap is a lead, a narrow one is noise. On `babi-small` even a wide gap
 says little for one seed: it may only be how long that run stayed on its first plateau.
@@ -7,6 +8,7 @@ says little for one seed: it may only be how long that run stayed on its first p
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from remem.errors import BadInput
 from remem.experiments.models import PAPER, RM, RM_TEXT
@@ -38,6 +40,22 @@ class Change:
         return f"rm-without-{self.name}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Addition:
+    """One thing that `rm` lacks and this row has."""
+
+    name: str
+    """Row of the table: `rm-with-NAME`."""
+    field: str
+    """What it sets, by the dotted name of a run's setting."""
+    value: Any
+
+    @property
+    def method(self) -> str:
+        """The row's name."""
+        return f"rm-with-{self.name}"
+
+
 CHANGES = (
     Change(name="pre-norm", fields=("model.pre_norm",)),
     Change(name="learned-positions", fields=("model.embedding.position",)),
@@ -62,6 +80,9 @@ TEXT_CHANGES = (
 )
 
 
+ADDITIONS = (Addition(name="recent", field="model.machine.recent", value=4),)
+
+
 def _small(model: ModelSettings, width: int) -> ModelSettings:
     """The same method at sizes that one core trains in well under a minute."""
     return replace(
@@ -74,11 +95,12 @@ def _small(model: ModelSettings, width: int) -> ModelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Ablation:
-    """A reduced task with its `rm` and `rm-paper`, and the changes between them."""
+    """A reduced task with its `rm` and `rm-paper`, the changes between them, and what else `rm` may have."""
 
     rm: Run
     paper: Run
     changes: tuple[Change, ...]
+    additions: tuple[Addition, ...] = ()
     test: tuple[str, ...]
     """Test metrics of the table, in percent."""
     curve: str
@@ -88,6 +110,7 @@ class Ablation:
         """Every row by its own name, in the order of the table; other steps show in a run's method."""
         others = [row for row in family(self.paper, self.rm.model) if row.method != self.rm.method]
         rows = [self.rm, *others, *(undo(self.rm, change) for change in self.changes)]
+        rows += [replace(with_field(self.rm, a.field, a.value), method=a.method) for a in self.additions]
         if steps is None:
             return {row.method: row for row in rows}
         return {row.method: name_variation(row, replace(row, train=replace(row.train, steps=steps))) for row in rows}
@@ -162,6 +185,7 @@ ABLATIONS: dict[str, Ablation] = {
         rm=replace(_SYNTHETIC, method="rm", model=_small(RM, 48)),
         paper=_SYNTHETIC,
         changes=CHANGES,
+        additions=ADDITIONS,
         test=("early", "later"),
         curve="accuracy",
     ),
@@ -169,6 +193,7 @@ ABLATIONS: dict[str, Ablation] = {
         rm=replace(_BABI, method="rm", model=_small(RM_TEXT, 64)),
         paper=_BABI,
         changes=CHANGES + TEXT_CHANGES,
+        additions=ADDITIONS,
         test=("error", "qa1", "qa11"),
         curve="error",
     ),
