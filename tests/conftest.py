@@ -75,11 +75,13 @@ def shrink() -> Callable[[ModelSettings], ModelSettings]:
     small = {"num_slots": 4, "encoder_layers": 1, "num_layers": 2, "width": 6, "num_queries": 3, "hidden_dim": 8}
 
     def small_fields(machine: Any) -> dict[str, Any]:
-        return {
-            name: small_memory(value) if name == "memory" else small[name]
-            for name, value in ((field.name, getattr(machine, field.name)) for field in fields(machine))
-            if name in small or name == "memory"
-        }
+        given = {field.name: getattr(machine, field.name) for field in fields(machine)}
+        made = {name: value for name, value in small.items() if name in given}
+        if "memory" in given:
+            made["memory"] = small_memory(given["memory"])
+        if "recent" in given:
+            made["recent"] = min(given["recent"], 2)
+        return made
 
     def small_memory(memory: Any) -> Any:
         """Of a method in its native form, whose slots and controller have widths of their own."""

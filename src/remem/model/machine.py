@@ -45,6 +45,16 @@ class SlotMachine(nn.Module):
         encoded = self.encoder(items, mask)
         return encoded if self.weigh is None else 2 * torch.sigmoid(self.weigh(encoded)) * encoded
 
+    def scan(
+        self, slots: Float[Tensor, "b k d"], features: Float[Tensor, "s n d"], stream: EmbeddedStream
+    ) -> tuple[Float[Tensor, "b _ k d"], dict[str, Float[Tensor, ""]]]:
+        """The slots before the first and after every segment, and how widely items were shared out."""
+        scanned = self.writer.scan(
+            slots, features, stream.item_mask, stream.order, stream.segment_mask, in_turn=stream.in_turn
+        )
+        items = (stream.item_mask.sum(dim=1)[stream.order] * stream.segment_mask).sum()
+        return scanned.memories, {"write_entropy": scanned.entropy.sum() / items.clamp(min=1)}
+
     def compile_parts(self, backend: str) -> None:
         """The encoder, and what the scan prepares."""
         if isinstance(self.encoder, TransformerEncoder):  # a GRU is one kernel, and under autocast can't be traced
@@ -73,10 +83,5 @@ class MemoryMachine(SlotMachine):
 
     def write_stream(self, state: SlotState, stream: EmbeddedStream) -> Trace:
         """All segments in turn: encoded in one call, so that only the write itself is sequential."""
-        features = self.features(stream.items, stream.item_mask)
-        scanned = self.writer.scan(
-            state.slots, features, stream.item_mask, stream.order, stream.segment_mask, in_turn=stream.in_turn
-        )
-        items = (stream.item_mask.sum(dim=1)[stream.order] * stream.segment_mask).sum()
-        entropy = scanned.entropy.sum() / items.clamp(min=1)
-        return Trace(SlotState(scanned.memories[:, -1]), scanned.memories, {"write_entropy": entropy}, {})
+        memories, figures = self.scan(state.slots, self.features(stream.items, stream.item_mask), stream)
+        return Trace(SlotState(memories[:, -1]), memories, figures, {})

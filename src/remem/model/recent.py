@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from remem.data.batch import Segment
 from remem.model.interface import EmbeddedStream, Trace, gather_rows
@@ -67,18 +68,13 @@ class RecentMachine(SlotMachine):
     def write_stream(self, state: RecentState, stream: EmbeddedStream) -> Trace:
         """The slots as ever; what was read last needs no memory, so all of it is found at once."""
         features = self.features(stream.items, stream.item_mask)
-        scanned = self.writer.scan(
-            state.slots, features, stream.item_mask, stream.order, stream.segment_mask, in_turn=stream.in_turn
-        )
+        slots, figures = self.scan(state.slots, features, stream)
         real = stream.item_mask.any(dim=1)[stream.order] & stream.segment_mask
         pooled = self._pooled(features, stream.item_mask)
         rows = pooled.index_select(0, stream.order.flatten()).unflatten(0, stream.order.shape)
         recent = last_rows(state.recent, rows, real)
-        memories = torch.cat([recent + self.ages, scanned.memories], dim=2)
-        items = (stream.item_mask.sum(dim=1)[stream.order] * stream.segment_mask).sum()
-        entropy = scanned.entropy.sum() / items.clamp(min=1)
-        last = RecentState(scanned.memories[:, -1], recent[:, -1])
-        return Trace(last, memories, {"write_entropy": entropy}, {})
+        memories = torch.cat([recent + self.ages, slots], dim=2)
+        return Trace(RecentState(slots[:, -1], recent[:, -1]), memories, figures, {})
 
 
 def last_rows(
@@ -86,7 +82,7 @@ def last_rows(
 ) -> Float[Tensor, "b t+1 r d"]:
     """The last r rows at every moment, newest first, where `before` are those at the start; only real rows count."""
     (b, r, _), t = before.shape, rows.shape[1]
-    read = torch.nn.functional.pad(real.long().cumsum(dim=1), (1, 0))  # [b, t + 1], before each segment
+    read = F.pad(real.long().cumsum(dim=1), (1, 0))  # [b, t + 1], before each segment
     # where the first, second, ... real row stands; others are noted at a place that is not looked at
     place = torch.arange(t, device=real.device).expand(b, -1)
     found = torch.zeros(b, t + 1, dtype=torch.long, device=real.device)
