@@ -161,7 +161,7 @@ def test_it_is_known_how_long_each_shipped_model_remembers(name: str) -> None:
 def test_every_memory_was_put_to_an_endless_stream_in_both_precisions() -> None:
     checked = {(check["memory"], check["precision"]) for check in (json.loads(p.read_text()) for p in CHECKED)}
     names = ("rm", "dnc", "dnc-msd", "nutm", "dmsdnc", "stm", "stm-matched", "ct", "hpmn", "mimn")
-    memories = ["lastfm/rm-delta", *(f"synthetic/{name}" for name in names)]
+    memories = ["babi/rm-recent", "lastfm/rm-delta", *(f"synthetic/{name}" for name in names)]
     assert checked == {(memory, precision) for memory in memories for precision in ("float32", "bf16")}
 
 

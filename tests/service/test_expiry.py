@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import threading
 import time
@@ -243,6 +244,7 @@ def test_after_a_sweep_no_byte_is_in_the_store_file(tmp_path: Path, clock: Clock
         assert engine.verify().clean
 
 
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="there is no redis-server on this machine")
 def test_after_a_sweep_no_byte_is_in_the_files_of_redis(tmp_path: Path, clock: Clock) -> None:
     redis_store = pytest.importorskip("remem.service.stores.redis")
     server = RedisServer(tmp_path / "redis")
