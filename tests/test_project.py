@@ -36,8 +36,9 @@ UNDATED = {
     "cpu-methods", "h200-babi-rm", "h200-methods", "h200-scan-synthetic-rm", "h200-synthetic-rm",
 }  # fmt: skip
 PAGES = [ROOT / "README.md", ROOT / "models" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-APART = {"bench", "checks", "data", "horizon"}
+APART = {"bench", "checks", "data", "horizon", "watched"}
 RECORDS = [path for path in sorted((ROOT / "results").rglob("*.json")) if not APART & {*path.parts}]
+WATCHED = sorted((ROOT / "results" / "watched").glob("*.json"))
 HORIZONS = sorted((ROOT / "results" / "horizon").rglob("*.json"))
 # what stands in a table: not the trials, and not the demo, which is no preset
 ROWS = [path for path in RECORDS if path.parts[-3] in {*PAPER, *ABLATIONS} and path.parts[-4] == "results"]
@@ -139,6 +140,18 @@ def test_every_check_says_what_made_it(path: Path) -> None:
     assert datetime.fromisoformat(check["made"])
     assert len(check["passed"]) >= 8
     assert check["segments"] >= 1000
+
+
+@pytest.mark.parametrize("path", WATCHED, ids=lambda p: p.stem)
+def test_every_run_that_was_only_watched_says_what_made_it(path: Path) -> None:
+    watched = json.loads(path.read_text())
+    assert watched["preset"] in PRESETS
+    assert watched["code"]["commit"]
+    assert watched["versions"].keys() >= {"python", "torch"}
+    assert watched["data"]["fingerprint"]
+    assert datetime.fromisoformat(watched["made"])
+    assert all(run["options"] and run["seconds"] > 0 for run in watched["runs"])
+    assert all(run["history"][-1]["step"] == run["steps"] for run in watched["runs"])
 
 
 @pytest.mark.parametrize("path", HORIZONS, ids=lambda p: f"{p.parts[-3]}-{p.parent.name}-{p.stem}")

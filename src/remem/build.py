@@ -282,7 +282,7 @@ def build_machine(settings: ModelSettings, segment_len: int) -> MemoryMachine | 
     if not 0 <= machine.recent < machine.num_slots:
         raise BadInput(
             f"Of {machine.num_slots} slots {machine.recent} can't be the last segments; give 0 to "
-            f"{machine.num_slots - 1}, so that a slot is left for what is older."
+            f"{machine.num_slots - 1}, or more slots, so that one is left for what is older."
         )
     if machine.turns and machine.recent:
         raise BadInput("Slots take turns or stand beside the last segments, not both; set turns or recent to 0.")

@@ -23,6 +23,7 @@ from remem.experiments.presets import find_preset
 from remem.experiments.timing import Repeated, Timing, time_in_turn
 from remem.model.assembly import MemoryModel
 from remem.model.machine import MemoryMachine
+from remem.model.recent import RecentMachine
 from remem.model.sampler import HistorySampler, RandomSampler
 from remem.ops.paths import reference_only
 from remem.settings.run import Run
@@ -209,7 +210,7 @@ def bench_scan(bench: Bench, out: Path | None) -> Iterator[str]:
     longest = len(bench.split.buckets) - 1
     streams = torch.arange(bench.run.train.batch_size) % len(bench.split.buckets[longest])
     stream, machine = bench.split.batch(longest, streams).stream, model.memorizer
-    if not isinstance(machine, MemoryMachine):
+    if not isinstance(machine, MemoryMachine | RecentMachine):
         raise BadInput(
             f"{bench.preset} has no write scan to measure; take a preset of rehearsal memory, or bench train."
         )

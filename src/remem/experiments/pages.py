@@ -30,7 +30,14 @@ from remem.experiments.tables import (
     make_table,
     ordered,
 )
-from remem.experiments.trials import TRIALS, format_parts_after, format_steps, format_trials, format_variants
+from remem.experiments.trials import (
+    TRIALS,
+    format_parts_after,
+    format_steps,
+    format_trials,
+    format_variants,
+    format_watched,
+)
 from remem.experiments.variation import leaves
 
 _BLOCK = re.compile(r"(<!-- (?P<mark>[^>]+?) -->\n)(?P<body>(?:(?!<!--).)*)(<!-- end -->)", flags=re.DOTALL)
@@ -124,6 +131,11 @@ def _variants(results: Path, words: list[str]) -> str:
 
 def _equal_steps(results: Path, words: list[str]) -> str:
     return format_steps(results, words[0], words[1:])
+
+
+def _watched(results: Path, words: list[str]) -> str:
+    name, step, *parts = words
+    return format_watched(results, name, int(step), tuple(map(int, parts)))
 
 
 def _tasks_after(results: Path, words: list[str]) -> str:
@@ -245,6 +257,7 @@ _MAKERS: dict[str, Callable[[Path, list[str]], str]] = {
     "best of each kind": _best_of_each_kind,
     "equal steps": _equal_steps,
     "tasks after": _tasks_after,
+    "watched": _watched,
     "bench": _bench,
     "checks": _checks,
     "goals": _goals,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from remem.experiments.tables import cut_short, format_lines, spread
 from remem.experiments.variation import differences
 
 TRIALS = "trials"  # folder in results/ of all runs that are no row of a table
+WATCHED = "watched"  # and of those that have no test
 _NO_REHEARSAL = {"model.rehearsal.recollection_weight", "model.rehearsal.familiarity_weight"}
 _IN_OTHER_COLUMNS = {"task.tasks", "train.steps"}
 Group = list[Record]
@@ -147,3 +149,16 @@ def format_parts_after(results: Path, task: str, step: int, parts: tuple[int, ..
         raise BadInput(f"No run on tasks {parts} of {task} in {results} was validated after {step} steps.")
     header = [f"after {step:,} steps", *(f"task {part}" for part in parts)]
     return format_lines(header, [cells for _, cells in sorted(rows)], "md")
+
+
+def format_watched(results: Path, name: str, step: int, parts: tuple[int, ...]) -> str:
+    """Runs that were stopped before their tests: validation errors after so many steps, and where each was left."""
+    watched = json.loads((results / WATCHED / f"{name}.json").read_text())
+    rows = []
+    for run in watched["runs"]:
+        curve = {point["step"]: point for point in run["history"]}
+        shown = [f"{curve[step][metric]:.1f}" for metric in ("error", *(f"qa{part}" for part in parts))]
+        left = f"{curve[run['steps']]['error']:.1f} ({run['steps']:,})"
+        rows.append([run["name"], str(run["seed"]), *shown, left])
+    header = [f"after {step:,} steps", "seed", "valid error", *(f"task {part}" for part in parts), "last (steps)"]
+    return format_lines(header, rows, "md")

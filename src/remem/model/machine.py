@@ -48,7 +48,7 @@ class SlotMachine(nn.Module):
     def scan(
         self, slots: Float[Tensor, "b k d"], features: Float[Tensor, "s n d"], stream: EmbeddedStream
     ) -> tuple[Float[Tensor, "b _ k d"], dict[str, Float[Tensor, ""]]]:
-        """The slots before the first and after every segment, and how widely items were shared out."""
+        """Eq. 1 and 2 alone: the slots before the first and after every segment, and how widely items were shared."""
         scanned = self.writer.scan(
             slots, features, stream.item_mask, stream.order, stream.segment_mask, in_turn=stream.in_turn
         )
