@@ -64,6 +64,13 @@ def test_a_question_sees_what_came_before_it_and_nothing_else(attention: bool) -
 
 
 @pytest.mark.parametrize("attention", [False, True])
+def test_a_question_before_the_first_segment_sees_nothing(attention: bool) -> None:
+    model = make(attention)
+    one, other = (model(streams([[item, 2, 3, 4], [5, 6]]), questions([0])) for item in (1, 9))
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("attention", [False, True])
 def test_neither_neighbours_nor_padding_change_an_answer(attention: bool) -> None:
     model = make(attention)
     alone = model(streams([[1, 2], [3]]), questions([2]))

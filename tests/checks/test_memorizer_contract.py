@@ -59,6 +59,8 @@ class Broken(MemoryMachine):
     def write(self, state: SlotState, segment: Segment) -> SlotState:
         if self.fault == "ignores masks":
             segment = segment._replace(mask=torch.ones_like(segment.mask))
+        if self.fault == "ignores padded items" and bool(segment.mask.any()):
+            segment = segment._replace(mask=torch.ones_like(segment.mask))
         written = super().write(state, segment)
         if self.fault == "writes in place" and state.slots.is_contiguous():
             state.slots.copy_(written.slots)
@@ -71,8 +73,12 @@ class Broken(MemoryMachine):
             slots = slots + slots.mean(dim=0, keepdim=True)
         if self.fault == "grows":
             slots = torch.cat([slots, slots[:, :1]], dim=1)
+        if self.fault == "writes a stream in place" and state.slots.is_contiguous():
+            state.slots.copy_(slots)
+        if self.fault == "tells late":
+            return trace._replace(memories=torch.cat([trace.memories[:, :1], trace.memories[:, :-1]], dim=1))
         if self.fault == "cuts gradients":
-            slots = slots.detach() + 0 * stream.items.sum()
+            slots = slots.detach() + 0 * stream.items[stream.item_mask].sum()
         return trace._replace(state=SlotState(slots))
 
 
@@ -80,7 +86,10 @@ class Broken(MemoryMachine):
     ("fault", "said"),
     [
         ("ignores masks", "padding"),
+        ("ignores padded items", "padded item changed what `write` makes"),
         ("writes in place", "changed the state"),
+        ("writes a stream in place", "`write_stream` changed the state"),
+        ("tells late", "memories that `write_stream` tells"),
         ("grows", "grew|match|size"),
         ("cuts gradients", "gradient"),
     ],

@@ -83,6 +83,8 @@ def test_a_broken_memory_ends_with_what_is_broken(
         ("synthetic/nothing", "is no preset"),
         ("synthetic/multi-hop-reason", "has no memory of its own"),
         ("no_such_module:make", "can't be imported"),
+        (":make", "can't be imported"),
+        (".relative:make", "can't be imported"),
         ("json:dumps_nothing", "can't be imported"),
         ("collections:OrderedDict", "is no memory: it lacks initial_state"),
     ],
@@ -90,3 +92,9 @@ def test_a_broken_memory_ends_with_what_is_broken(
 def test_what_is_no_memory_is_refused(memory: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", memory]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", [["--item-dim", "0"], ["--segment-len", "4"], ["--segment-len", "3", "--no-recall"]])
+def test_sizes_that_the_checks_do_not_fit_are_refused(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "synthetic/rm", *given]) == 2
+    assert "can't be checked" in capsys.readouterr().err

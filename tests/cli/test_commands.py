@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
+import os
 import re
 import resource
 import subprocess
@@ -172,13 +174,25 @@ def test_babi_from_import_to_table(here: Path, capsys: pytest.CaptureFixture[str
         (["train", "synthetic/none"], "`remem train --help` lists them all"),
         (["train", "babi/rm"], "remem data import"),
         (["train", "--resume"], "needs the folder"),
+        (["train", "synthetic/rm", "--seed", "1", "0", "1"], "--seed 1 0 1: give each seed once"),
+        (["train", "synthetic/rm", "--seed"], "at least one"),
         (["train", "--resume", "nowhere"], "holds no run"),
         (["train", "synthetic/rm", "--task.num-facts", "401"], "multiple of num_groups"),
         (["train", "synthetic/rm", *TINY, "--model.machine.num-heads", "5"], "5 heads"),
+        (["train", "synthetic/rm", *TINY, "--train.eval-every", "0"], "--train.eval-every is 0; expected at least 1"),
         (["eval", "nowhere"], "does not exist"),
         (["eval", "nowhere", "--limit", "0"], "at least one stream"),
+        (["eval", "nowhere", "--batch-size", "0"], "at least one stream at a time"),
+        (["bench", "write", "--batch-size", "0"], "--batch-size is 0"),
+        (["bench", "write", "--steps", "-1"], "--steps is -1"),
+        (["check", "synthetic/rm", "--item-dim", "0"], "a width of at least 1"),
+        (["check", "synthetic/rm", "--segment-len", "2"], "--segment-len 5 or more"),
+        (["check", ":make"], "can't be imported"),
+        (["check", "pathlib:Path.home"], "can't be imported"),
+        (["check", "json:loads"], "can't be called without arguments"),
         (["table", "chess"], "no task 'chess'"),
         (["table", "babi"], "no folder results"),
+        (["table", "babi", "--brief", "--format", "json"], "give one or the other"),
         (["data", "import", "nowhere"], "does not exist"),
         (["data", "eat"], "no `remem data eat`"),
         (["data", "show"], "no prepared data"),
@@ -200,6 +214,57 @@ def test_bad_input_gets_a_sentence_and_exit_code_2(
     assert "Traceback" not in error
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["table", "--help"], ["table", "synthetic", "--brief"]])
+def test_a_reader_that_has_seen_enough_is_no_failure(arguments: list[str]) -> None:
+    """Also where all of it fits into a buffer, which is written when the command is over."""
+    closed, end = os.pipe()
+    os.close(closed)
+    with os.fdopen(end, "w") as pipe:
+        done = subprocess.run(
+            [sys.executable, "-m", "remem", *arguments],
+            cwd=MODELS.parent, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=60,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk that is always full")
+def test_output_that_finds_no_room_is_told_in_a_sentence() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "remem", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (
+        2,
+        "remem: The output can't be read or written (No space left on device).\n",
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["data", "export", "file/out.jsonl"],
+        ["demo", "--quick", "--out", "file"],
+        ["token", "add", "file/tokens.json"],
+        ["train", "synthetic/rm", "--out", "file"],
+        ["train", "synthetic/rm", "--results", "file"],
+        ["train", "synthetic/rm", "--out", "file/run"],
+        ["ablate", "synthetic-small", "--runs", "file/runs"],
+        ["sweep", "synthetic-small", "--over", "K", "2", "--results", "file"],
+        ["horizon", MODELS / "synthetic", "--results", "file"],
+        ["check", "synthetic/rm", "--out", "file/check.json"],
+        ["bench", "write", "--out", "file/bench.json"],
+        ["bench", "service", MODELS / "synthetic", "--out", "file/bench.json"],
+    ],
+)
+def test_a_place_that_cannot_be_written_to_is_told_before_the_work(
+    arguments: list[str | Path], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "file").write_text("not a folder")
+    assert run(*arguments) == 2
+    assert "file" in capsys.readouterr().err
+    assert (here / "file").read_text() == "not a folder"
+
+
 def test_an_unknown_flag_exits_with_2(here: Path) -> None:
     with pytest.raises(SystemExit) as stopped:
         run("train", "synthetic/rm", "--no-such-flag")
@@ -215,18 +280,26 @@ def test_a_finished_run_is_never_trained_over(here: Path, capsys: pytest.Capture
     assert (here / "model" / "model.safetensors").read_bytes() == before
 
 
-def test_resume_and_from_repeat_the_same_run(here: Path) -> None:
+def test_resume_and_from_repeat_the_same_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("train", "synthetic/rm-random-sampler", *TINY, "--out", "model") == 0
     assert run("train", "--resume", "model", "--device", "cpu") == 0
+    for ignored in (["--resume", "model", "--train.steps", "9"], ["--from", "model", "--seed", "0", "1"]):
+        assert run("train", *ignored) == 2  # rather than done without what was asked for
+        assert " ".join(ignored[2:]) in capsys.readouterr().err
     assert run("train", "--from", "model", "--device", "cpu") == 0
     first, again = (json.loads((here / f / "record.json").read_text()) for f in ("model", "model-again"))
     assert first["model"]["fingerprint"] == again["model"]["fingerprint"]
+    with contextlib.chdir("model"):
+        assert run("train", "--from", ".", "--device", "cpu") == 2  # model-again is there
     (here / "model" / "config.json").write_text("{")
     assert run("train", "--resume", "model") == 2
 
 
 def test_demo_trains_two_models_and_reads_a_stream(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "demo").mkdir()
+    (here / "demo" / "memories.db").write_text("a store of the user's own")
     assert run("demo", "--quick", "--out", "demo") == 0
+    assert (here / "demo" / "memories.db").read_text() == "a store of the user's own"
     text = capsys.readouterr().out
     assert "without rehearsal" in text
     sizes = {line.split("memory ")[1] for line in text.splitlines() if "memory " in line and "bytes" in line}
@@ -281,9 +354,12 @@ def test_methods_are_timed_next_to_each_other(here: Path, capsys: pytest.Capture
 
 
 def test_data_export_writes_streams(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("data", "export", "s.jsonl", "--task.eval-samples-per-chain", "1", "--task.num-answers", "2") == 0
+    few = ["--task.eval-samples-per-chain", "1", "--task.num-answers", "2"]
+    assert run("data", "export", "s.jsonl", *few) == 0
     assert json.loads(capsys.readouterr().out)["streams"] == 80
     assert len((here / "s.jsonl").read_text().splitlines()) == 80
+    assert run("data", "export", "nowhere/s.jsonl", *few) == 2
+    assert "cannot be written" in capsys.readouterr().err
 
 
 def test_the_public_names_are_there_and_no_others() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -143,13 +144,42 @@ def test_a_server_that_others_could_reach_in_the_clear_is_refused(
     assert not store.exists()
 
 
-@pytest.mark.parametrize(("option", "words"), [("--ttl=0", "above 0"), ("--backups=no-such-folder", "is no folder")])
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--ttl=0", "above 0"),
+        ("--backups=no-such-folder", "is no folder"),
+        ("--drain-seconds=nan", "drain_seconds is nan"),
+        ("--deadline=nan", "deadline is nan"),
+        ("--model=no-such-folder", "give the folder of a run or of a saved model"),
+        ("--tls-cert=none.pem --tls-key=none.key", "none.pem and none.key are no certificate and its key"),
+    ],
+)
 def test_settings_of_the_store_are_checked_before_it_is_made(
     option: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = tmp_path / "memories.db"
-    assert words in run(capsys, "serve", str(store), "--model", BABI, option, code=2)
+    assert words in run(capsys, "serve", str(store), "--model", BABI, "--port=0", *option.split(), code=2)
     assert not store.exists()
+
+
+def test_a_certificate_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (key := tmp_path / "key.pem").write_text("no key")
+    for cert in (tmp_path / "nowhere.pem", key):
+        options = ["--model", BABI, "--tls-cert", str(cert), "--tls-key", str(key)]
+        assert "are no certificate and its key" in run(capsys, "serve", str(tmp_path / "x.db"), *options, code=2)
+    assert not (tmp_path / "x.db").exists()
+
+
+def test_a_reader_leaves_it_to_the_server_to_say_what_is_wrong(tmp_path: Path) -> None:
+    one, other = socket.socketpair()
+    with one, other:  # of which nobody speaks before the model is read, which is none
+        places = [one.fileno(), other.fileno()]
+        command = [sys.executable, "-m", "remem.server.reader", str(tmp_path / "x.db"), str(tmp_path)]
+        done = subprocess.run(
+            [*command, *map(str, places)], capture_output=True, text=True, pass_fds=places, check=False
+        )
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
 
 
 def test_questions_go_on_when_their_reader_is_lost(

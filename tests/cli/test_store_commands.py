@@ -101,6 +101,18 @@ def test_bad_input_is_refused_in_a_sentence(store: str, capsys: pytest.CaptureFi
     assert not Path(store + "x").exists()
 
 
+@pytest.mark.parametrize(
+    "arguments", [["inspect"], ["verify"], ["delete", "mary"], ["append", "mary", "4", "--model", DEMO]]
+)
+def test_a_folder_is_not_said_to_be_missing_and_gets_no_lock_beside_it(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder := tmp_path / "folder").mkdir()
+    command, *rest = arguments
+    assert "is a folder" in run(capsys, command, str(folder), *rest, code=2)
+    assert list(tmp_path.iterdir()) == [folder]
+
+
 def test_a_stream_is_exported_and_imported(store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(capsys, "append", store, "mary", *STORY.splitlines(), "--model", BABI)
     file, other = str(tmp_path / "mary.safetensors"), str(tmp_path / "other.db")

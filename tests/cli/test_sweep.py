@@ -108,7 +108,7 @@ def test_the_plot_shows_every_value_with_a_record_unless_told(swept: str, here: 
     # the plain run is a point of the other sweep, too
     assert run("plot", "sweep", swept, "--over", "N", "--format", "csv") == 0
     header, *rows = capsys.readouterr().out.splitlines()
-    assert header == "items of a segment (N): test accuracy,rm mean,rm std,rm seeds,ct mean,ct std,ct seeds"
+    assert header == "items of a segment (N): test accuracy,rm mean,rm std,rm runs,ct mean,ct std,ct runs"
     assert rows == ["3,99.0,,1,,,0", "4,61.0,1.4142,2,30.0,,1"]
 
 
@@ -117,6 +117,15 @@ def test_words_are_values_too_and_stand_side_by_side(tiny: str, here: Path) -> N
         publish(record(made, 40.0 + number), here / "results" / "sweeps")
     assert run("plot", "sweep", tiny, "--over", "model.machine.encoder", "--out", "e.svg") == 0
     assert ">transformer</text>" in (here / "e.svg").read_text()
+
+
+def test_lists_and_nothing_at_all_are_values_too(tiny: str, here: Path, capsys: Captured) -> None:
+    for field, values in (("train.rehearse_for", ("null", "1")), ("train.only", ('["reasoner"]', "[]"))):
+        for number, made in enumerate(make_sweep(tiny, [field, *values], ["rm"]).runs()):
+            publish(record(made, 40.0 + number), here / "results" / "sweeps")
+        assert run("plot", "sweep", tiny, "--over", field) == 0
+        assert run("plot", "sweep", tiny, "--over", field, *values, "--format", "csv") == 0
+    assert capsys.readouterr().out.count("| None | ") == 1
 
 
 def test_every_method_of_the_papers_figures_can_be_swept() -> None:

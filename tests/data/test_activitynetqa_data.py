@@ -183,5 +183,16 @@ def test_malformed_videos_are_refused_by_name(raw: Path, tmp_path: Path) -> None
     np.save(features / "train1.npy", np.full((2, 3), np.nan))
     with pytest.raises(BadInput, match="not finite"):
         import_activitynetqa([raw / "dataset"], tmp_path / "data", features=features)
+    (features / "train1.npy").write_bytes(b"")
+    with pytest.raises(BadInput, match=r"train1.npy is not an array of numbers"):
+        import_activitynetqa([raw / "dataset"], tmp_path / "data", features=features)
     with pytest.raises(BadInput, match="either --features or --captions"):
         import_activitynetqa([raw / "dataset"], tmp_path / "data")
+
+
+def test_a_video_without_an_array_is_refused_by_name(raw: Path, tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "features.h5", "w") as out:
+        out.create_group("v_train0")
+    with pytest.raises(BadInput, match=r"features.h5, v_train0 holds no dataset"):
+        import_activitynetqa([raw / "dataset"], tmp_path / "data", features=tmp_path / "features.h5")

@@ -6,13 +6,17 @@ import gzip
 import hashlib
 import lzma
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
 
+from remem.cli.data import main as data_command
 from remem.data.babi_format import MalformedFile, parse_stories
 from remem.data.babi_store import MANIFEST, import_babi, read_manifest, read_stories
 from remem.data.babi_twin import write_twin
+from remem.data.click_files import import_clicks
+from remem.data.long_twins import write_clicks
 from remem.errors import BadInput
 
 KEYS = ["qa1_test", "qa1_train", "qa1_valid", "qa6_test", "qa6_train", "qa6_valid"]
@@ -225,6 +229,36 @@ def test_a_later_import_adds_to_what_is_there(tmp_path: Path) -> None:
     for task in (5, 2):
         import_babi(put(tmp_path / str(task), {f"qa{task}_train.txt": story("garden")}), tmp_path / "babi")
     assert list(read_manifest(tmp_path / "babi")) == ["qa2_train", "qa5_train"]
+
+
+def test_a_zip_archive_gives_what_its_folder_gives(twin: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "tasks.zip", "w") as archive:
+        for file in sorted(twin.rglob("*.txt")):
+            archive.write(file, file.relative_to(tmp_path))
+    import_babi(twin, tmp_path / "from_folder")
+    import_babi(tmp_path / "tasks.zip", tmp_path / "from_archive")
+    assert bytes_of(tmp_path / "from_archive") == bytes_of(tmp_path / "from_folder")
+
+
+def test_nothing_is_written_when_one_of_several_paths_is_malformed(twin: Path, tmp_path: Path) -> None:
+    own = put(tmp_path / "own", {"qa2_a_train.txt": "no story\n"})
+    with pytest.raises(MalformedFile, match="qa2_a_train"):
+        data_command(["import", str(twin), str(own), "--into", str(tmp_path / "babi")])
+    assert not (tmp_path / "babi").exists()
+    put(own, {"qa2_a_train.txt": story("garden")})
+    data_command(["import", str(twin), str(own), "--into", str(tmp_path / "babi")])
+    assert sorted(read_manifest(tmp_path / "babi")) == sorted([*KEYS, "qa2_train"])
+
+
+def test_prepared_data_of_another_task_is_not_taken_for_stories(twin: Path, tmp_path: Path) -> None:
+    write_clicks(tmp_path / "raw", "lastfm")
+    import_clicks("lastfm", [tmp_path / "raw"], tmp_path / "lastfm")
+    before = bytes_of(tmp_path / "lastfm")
+    for use in (lambda: data_command(["show", "--data", str(tmp_path / "lastfm")]),
+                lambda: import_babi(twin, tmp_path / "lastfm")):  # fmt: skip
+        with pytest.raises(BadInput, match="holds prepared data of another kind than bAbI's"):
+            use()
+    assert bytes_of(tmp_path / "lastfm") == before
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["folder", "archive"])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import lzma
+import tarfile
 import tracemalloc
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +18,7 @@ from remem.data.clicks import FINAL, PARTS, ClickLog, as_split, cuts_of
 from remem.data.long_twins import histories, write_clicks
 from remem.errors import BadInput
 from remem.settings.tasks import ClickTask
-from remem.tasks.clicks import click_task
+from remem.tasks.load import load_task
 
 TASKS = ("lastfm", "assistments", "xlong", "clicks")
 
@@ -156,8 +160,8 @@ def test_asking_ahead_asks_for_the_events_that_follow_what_was_read(tmp_path: Pa
 
 @pytest.mark.parametrize("changes", [{"ahead": 0}, {"questions": -1}])
 def test_strange_numbers_of_questions_are_refused(changes: dict[str, int]) -> None:
-    with pytest.raises(BadInput, match="expected at least one event"):
-        click_task(settings("lastfm", **changes))
+    with pytest.raises(BadInput, match=r"expected at least [01]"):
+        load_task(settings("lastfm", **changes))
 
 
 def test_parts_say_how_long_ago_the_target_was_met(tmp_path: Path) -> None:
@@ -196,6 +200,17 @@ def test_negatives_follow_popularity_and_the_data_seed_alone(tmp_path: Path) -> 
     assert log.popularity[-1] == sum(len(log.history(user)) for user in users)
 
 
+def test_a_log_of_test_users_alone_asks_for_items_that_it_holds(tmp_path: Path) -> None:
+    """As `remem eval --data event-test.txt` reads it: there is no training user whose events could be counted."""
+    write_clicks(tmp_path / "raw", "lastfm")
+    import_clicks("lastfm", [tmp_path / "raw" / "event-test.txt"], tmp_path / "data")
+    log, task = ClickLog(tmp_path / "data", "lastfm"), settings("lastfm")
+    assert not log.numbers("train")
+    asked = [cut.asked[0].items[1] for user in log.numbers("test") for cut in cuts_of(log, user, task, "test")]
+    assert max(asked) < log.num_items
+    assert len(set(asked)) > 1
+
+
 def test_csv_and_parquet_logs_are_the_same(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -221,6 +236,19 @@ def test_times_may_be_dates(tmp_path: Path) -> None:
     assert [log.prepared.lines("items")[i] for i in log.history(0)] == ["y", "x"]
 
 
+def test_times_of_a_parquet_log_may_be_words_and_are_in_order_as_times(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = {"user": ["a"] * 3, "item": ["x", "y", "z"], "time": ["10", "9", "11"]}
+    parquet.write_table(pyarrow.table(table), tmp_path / "log.parquet")
+    import_clicks("clicks", [tmp_path / "log.parquet"], tmp_path / "data")
+    log = ClickLog(tmp_path / "data", "clicks")
+    assert [log.prepared.lines("items")[i] for i in log.history(0)] == ["y", "x", "z"]
+    parquet.write_table(pyarrow.table(table | {"time": [1.0, float("nan"), 2.0]}), tmp_path / "log.parquet")
+    with pytest.raises(BadInput, match="the column 'time' holds what is not a number"):
+        import_clicks("clicks", [tmp_path / "log.parquet"], tmp_path / "data")
+
+
 def test_opening_many_users_costs_an_index_and_not_their_events(tmp_path: Path) -> None:
     def peak(events: int) -> int:
         folder = tmp_path / str(events)
@@ -242,6 +270,10 @@ def test_opening_many_users_costs_an_index_and_not_their_events(tmp_path: Path) 
 MALFORMED = {
     "a word": ("lastfm", "event-train.txt", "1 2 x\n", r"event-train.txt, line 1: 'x' is no item"),
     "a negative number": ("lastfm", "event-train.txt", "1 2\n1 -3\n", r"event-train.txt, line 2: .* between 0"),
+    "a huge number": ("lastfm", "event-train.txt", f"1 {10**20}\n", r"event-train.txt, line 1: .* between 0"),
+    "a huge problem": (
+        "assistments", "assist2017_pid_test1.csv", "1,2\n3,1500000000\n1,1\n0,1\n", r"line 2: a problem is not between"
+    ),
     "an empty line": ("lastfm", "event-train.txt", "1 2\n\n", r"event-train.txt, line 2: there is no item"),
     "a missing row": ("assistments", "assist2017_pid_test1.csv", "1,2\n3,4\n", r"line 3: the student's skills"),
     "rows unlike": ("assistments", "assist2017_pid_test1.csv", "1,2\n3,4\n3,4\n1\n", r"line 4: a student has as many"),
@@ -250,8 +282,12 @@ MALFORMED = {
     "no header": ("clicks", "log.csv", "a,b,1\n", r"log.csv, line 1: expected a header"),
     "a short row": ("clicks", "log.csv", "user,item,time\na,b,1\na,b\n", r"log.csv, line 3: 2 fields"),
     "no time": ("clicks", "log.csv", "user,item,time\na,b,noon\n", r"log.csv, line 2: 'noon' is no time"),
+    "an empty time": ("clicks", "log.csv", "user,item,time\na,b,1\na,b,\n", r"log.csv, line 3: '' is no time"),
+    "nan": ("clicks", "log.csv", "user,item,time\na,b,nan\n", r"log.csv, line 2: 'nan' is no time"),
+    "an empty user": ("clicks", "log.csv", "user,item,time\n,b,1\n", r"log.csv, line 2: the user is missing"),
+    "an open quote": ("clicks", "log.csv", 'user,"item,time\na,b,1\n', r"log.csv, line 2: this is not a csv row"),
     "no event": ("clicks", "log.csv", "user,item,time\n", r"log.csv, line 2: there is no event"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", MALFORMED)
@@ -261,6 +297,50 @@ def test_a_malformed_log_is_refused_with_its_line(tmp_path: Path, case: str) -> 
     with pytest.raises(BadInput, match=message):
         import_clicks(name, [tmp_path], tmp_path / "data")
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("kind", ["gz", "xz", "tar", "tar.gz", "tar.xz", "zip"])
+def test_a_file_that_was_cut_off_is_refused_as_damaged(tmp_path: Path, kind: str) -> None:
+    """Damage may show only while lines are read, long after the archive was opened."""
+    # numbers that do not pack well, so that half the bytes are some of the lines
+    lines = [" ".join(map(str, np.random.default_rng(user).integers(1 << 30, size=200))) for user in range(200)]
+    log = tmp_path / "event-train.txt"
+    log.write_text("\n".join(lines) + "\n")
+    path = tmp_path / (f"event-train.txt.{kind}" if kind in ("gz", "xz") else f"log.{kind}")
+    if kind in ("gz", "xz"):
+        path.write_bytes(gzip.compress(log.read_bytes()) if kind == "gz" else lzma.compress(log.read_bytes()))
+    elif kind == "zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.write(log, log.name)
+    else:
+        with tarfile.open(path, {"tar": "w", "tar.gz": "w:gz", "tar.xz": "w:xz"}[kind]) as packed:  # type: ignore[call-overload]
+            packed.add(log, log.name)
+    import_clicks("lastfm", [path], tmp_path / "data")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(BadInput, match=r"is damaged or not what its name says .*; nothing was imported"):
+        import_clicks("lastfm", [path], tmp_path / "data")
+    assert len(ClickLog(tmp_path / "data", "lastfm").users) == 200
+
+
+def test_an_archive_beside_what_was_unpacked_from_it_is_refused(tmp_path: Path) -> None:
+    """Every user would be there twice, and one of the two might be trained on while the other is held out."""
+    write_clicks(tmp_path / "raw", "lastfm")
+    with tarfile.open(tmp_path / "log.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "raw", "lastfm")
+    (tmp_path / "log.tar.gz").rename(tmp_path / "raw" / "log.tar.gz")
+    with pytest.raises(BadInput, match=r"is the second event-test.txt; give every file once"):
+        import_clicks("lastfm", [tmp_path / "raw"], tmp_path / "data")
+
+
+def test_an_encrypted_archive_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "log.zip", "w") as archive:
+        archive.writestr("event-train.txt", "1 2 3\n")
+    content = bytearray((tmp_path / "log.zip").read_bytes())
+    content[6] |= 1  # the mark of encryption, before the file and in the list of files
+    content[content.index(b"PK\x01\x02") + 8] |= 1
+    (tmp_path / "log.zip").write_bytes(content)
+    with pytest.raises(BadInput, match="is encrypted"):
+        import_clicks("lastfm", [tmp_path / "log.zip"], tmp_path / "data")
 
 
 def test_a_folder_without_the_log_is_refused(tmp_path: Path) -> None:

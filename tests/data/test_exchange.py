@@ -196,3 +196,14 @@ def test_the_ways_depend_on_the_stories_alone() -> None:
     assert split.exchange is not None
     assert again.exchange is not None
     assert all(torch.equal(a, b) for a, b in zip(split.exchange, again.exchange, strict=True))
+
+
+def test_an_answer_that_is_no_word_of_any_story_changes_places_with_none_of_them() -> None:
+    """Red is in one story of two hundred, too few to tell it from blue, which is an answer and never told."""
+    stories = [story("the box is here", ask="what colour", answer=("red", "blue")[i % 2]) for i in range(200)]
+    stories[0] = story("the box is red", ask="what colour", answer="red")
+    assert exchangeable(stories) == [["blue", "red"]]
+    codec = build_codec([TaskStories(1, stories)], segment_len=5)
+    exchange = make_exchange({0: stories}, codec, ways=8, parts=1)
+    assert "blue" not in codec.word_index
+    assert torch.equal(exchange.words[0], torch.arange(len(codec.words)).expand(8, -1))

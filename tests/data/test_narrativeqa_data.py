@@ -14,6 +14,7 @@ from remem.data.narrativeqa import Summaries, as_split, exchange_stand_ins, fold
 from remem.data.narrativeqa_files import import_narrativeqa
 from remem.errors import BadInput
 from remem.settings.tasks import NarrativeQATask
+from remem.tasks.load import load_task
 from remem.tasks.narrativeqa import narrativeqa_task
 
 
@@ -43,6 +44,21 @@ def test_both_published_forms_hold_the_same_questions(dumps: Summaries, tmp_path
         ]
     assert counts["train"] == {"documents": 6, "questions": 24}
     assert dumps.numbers("train") == []
+
+
+def test_no_question_is_there_twice_where_several_files_ask_it(dumps: Summaries, tmp_path: Path) -> None:
+    """Twice the right answer among the candidates, and neither could be told from the other."""
+    write_narrativeqa(tmp_path / "csv", form="csv")
+    for paths in ([tmp_path / "csv", tmp_path / "raw"], [tmp_path / "raw", tmp_path / "csv"]):
+        manifest = import_narrativeqa(paths, tmp_path / "both")
+        assert manifest["counts"]["valid"] == {"documents": 6, "questions": 24}
+        assert manifest["sources"]["qaps.csv"] == 72
+        both = Summaries(tmp_path / "both")
+        assert texts(both, "test") == texts(dumps, "test")
+        assert all(question[-1] >= 0 for number in both.numbers("test") for question in both.questions_of[number])
+    for form in ("raw", "csv"):
+        with pytest.raises(BadInput, match="has asked about this document before; give every file once"):
+            import_narrativeqa([tmp_path / form, tmp_path / form], tmp_path / "both")
 
 
 def test_a_batch_reads_the_summary_and_its_candidates_are_its_answers(dumps: Summaries) -> None:
@@ -174,8 +190,8 @@ def test_gaps_are_for_training_alone(dumps: Summaries, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"gaps": -2}, "-2 gaps"),
-        ({"stand_ins": -1}, "-1 stand-ins"),
+        ({"gaps": -2}, "--task.gaps is -2"),
+        ({"stand_ins": -1}, "--task.stand-ins is -1"),
         ({"exchanges": 4}, "no stand-ins that could"),
         ({"gaps": 4}, "no stand-ins that could"),
     ],
@@ -184,7 +200,7 @@ def test_strange_stand_ins_are_refused(
     dumps: Summaries, tmp_path: Path, changes: dict[str, int], complaint: str
 ) -> None:
     with pytest.raises(BadInput, match=complaint):
-        narrativeqa_task(NarrativeQATask(data=tmp_path / "data", folds=2, **changes))
+        load_task(NarrativeQATask(data=tmp_path / "data", folds=2, **changes))
 
 
 def test_every_document_is_held_out_in_exactly_one_fold() -> None:
@@ -214,7 +230,12 @@ def test_summaries_without_questions_are_streams_without_questions(tmp_path: Pat
     assert sorted(int(n) for b in split.buckets for n in b.segment_mask.sum(dim=1)) == [2, 2]
 
 
+WHOLE = {"_id": "a", "context.tokens": "b", "question.tokens": "c", "ground_truths": ["d", "e"]}
 MALFORMED = {
+    "deep JSON": ("dev.json", "[" * 100_000, r"dev.json, line 1: .* more layers"),
+    "a number for a name": ("dev.json", json.dumps([WHOLE | {"_id": 5}]), r"dev.json, entry 1: _id is 5"),
+    "empty summary": ("dev.json", json.dumps([WHOLE | {"context.tokens": " "}]), r"entry 1: the summary has no word"),
+    "half a character": ("dev.json", json.dumps([WHOLE | {"question.tokens": "\ud83d"}]), r"half a character"),
     "not JSON": ("dev.json", "[\n{", r"dev.json, line 2: this is not JSON"),
     "not a list": ("dev.json", "{}", r"dev.json, line 1: expected a list"),
     "no field": ("dev.json", '[{"_id": "a"}]', r"dev.json, entry 1: the field 'context.tokens' is missing"),

@@ -101,6 +101,35 @@ def test_a_failed_import_leaves_what_was_there(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
 
 
+def test_an_import_that_was_killed_between_its_renames_lost_nothing(tmp_path: Path) -> None:
+    write(tmp_path / "data", 10)
+    (tmp_path / "data").rename(tmp_path / "data.replaced")
+    with pytest.raises(BadInput, match=r"data holds no prepared twin data; .* is in .*data\.replaced: rename it"):
+        Prepared(tmp_path / "data", "twin", "x")
+    with pytest.raises(ZeroDivisionError), replacing(tmp_path / "data"):  # the next one puts it back before it begins
+        raise ZeroDivisionError
+    assert Prepared(tmp_path / "data", "twin", "x").array("values").shape == (10,)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
+
+
+def test_an_import_removes_nothing_but_what_an_import_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user may keep the files to import right where the prepared ones go."""
+    write(tmp_path / "data", 10)
+    (tmp_path / "data" / "archive.tar.xz").write_bytes(b"the only copy")
+    with pytest.raises(BadInput, match=r"holds 'archive.tar.xz', which is no part of prepared data"):
+        write(tmp_path / "data", 4)
+    assert (tmp_path / "data" / "archive.tar.xz").read_bytes() == b"the only copy"
+    (tmp_path / "data" / "archive.tar.xz").unlink()
+    monkeypatch.chdir(tmp_path / "data")
+    write(Path(), 4)  # what an import wrote is replaced, also from inside
+    assert Prepared(tmp_path / "data", "twin", "x").array("values").shape == (4,)
+    with pytest.raises(BadInput, match="holds 'data'"):
+        write(tmp_path, 4)
+    (tmp_path / "data" / "manifest.json").write_text("{")  # `values.bin` is still no file of the user's
+    with pytest.raises(BadInput, match=r"manifest.json is damaged .*; remove the folder"):
+        write(tmp_path / "data", 4)
+
+
 def test_damaged_or_foreign_prepared_data_is_refused_with_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="holds no prepared twin data; make it with `how`"):
         Prepared(tmp_path, "twin", "how")

@@ -52,7 +52,7 @@ def write(task: str, method: str, seed: int, **changes: Any) -> Path:
 
 def runs(**by_method: list[Any]) -> Runs:
     return {
-        method: [(Path(f"{method}-{seed}.json"), {"test_by_age": ages}) for seed, ages in enumerate(seeds)]
+        method: [(Path(f"{method}-{n}.json"), {"seed": n, "test_by_age": ages}) for n, ages in enumerate(seeds)]
         for method, seeds in by_method.items()
     }
 
@@ -72,7 +72,7 @@ def test_every_age_has_the_mean_and_spread_over_seeds_and_its_questions() -> Non
 def test_within_parts_a_hard_part_with_old_evidence_is_no_forgetting() -> None:
     """Each part is answered alike at all ages, but the harder one has the older evidence."""
     easy, hard = [[0, 9, 10], [2, 18, 20]], [[4, 5, 10], [8, 5, 10]]
-    record = {"test_by_age": [*easy, *hard], "test_by_age_of": {"qa1": easy, "qa2": hard}}
+    record: dict[str, Any] = {"seed": 0, "test_by_age": [*easy, *hard], "test_by_age_of": {"qa1": easy, "qa2": hard}}
     table = make_forgetting("babi", {"rm": [(Path("r.json"), record)]})
     assert table["slope"]["rm"]["mean"] > 5
     assert table["slope_within"]["rm"]["mean"] == pytest.approx(0.0)
@@ -146,7 +146,7 @@ def test_csv_gives_every_number_a_column() -> None:
     rows = list(csv.DictReader(io.StringIO(format_forgetting(table, "csv"))))
     assert [row["age (segments)"] for row in rows] == ["0–1", "4", "all", "points lost per segment"]
     assert rows[0]["rm mean"] == "72.5"
-    assert (rows[0]["rm std"], rows[0]["rm seeds"], rows[0]["rm questions"]) == ("3.5355", "2", "30")
+    assert (rows[0]["rm std"], rows[0]["rm runs"], rows[0]["rm questions"]) == ("3.5355", "2", "30")
     assert (rows[0]["own mean"], rows[0]["own std"]) == ("33.3333", "")
     assert (rows[1]["own mean"], rows[1]["own questions"]) == ("", "0")
 
@@ -186,7 +186,7 @@ def test_errors_by_task_are_listed_in_the_tasks_order() -> None:
         {"error": 4.0, "failed_tasks": 1.0, "qa10": 6.0, "qa2": 2.0},
         {"error": 1.0, "failed_tasks": 0.0, "qa2": 1.0},
     ]
-    seeds = [(Path(f"{n}.json"), {"metrics": {"test": test}}) for n, test in enumerate(tests)]
+    seeds = [(Path(f"{n}.json"), {"seed": n, "metrics": {"test": test}}) for n, test in enumerate(tests)]
     table = make_parts("babi", {"rm": seeds, "own": seeds[:1]})
     assert table["rows"][0]["cells"]["rm"] == pytest.approx({"mean": 1.5, "std": 0.5**0.5, "n": 2})
     assert format_parts(table, "md").splitlines()[2:] == [
@@ -196,6 +196,9 @@ def test_errors_by_task_are_listed_in_the_tasks_order() -> None:
         "| failed tasks | 0.50 ± 0.71 | 1.00 |",
     ]
     assert "questions" not in format_parts(table, "csv")
+    # the second seed once more, by other code: three runs, and not as many seeds
+    again = make_parts("babi", {"rm": [*seeds, seeds[1]]})
+    assert format_parts(again, "md").startswith("| error (%) | rm, 3 runs of 2 seeds |")
 
 
 def test_a_record_without_errors_by_task_is_refused_by_its_name() -> None:

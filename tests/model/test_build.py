@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from remem.errors import BadInput
 from remem.model.attention import AdditiveScore
 from remem.model.embed import IdQueryEncoder, SentenceQueryEncoder
 from remem.model.encoder import GRUEncoder, TransformerEncoder
-from remem.settings.model import ModelSettings, without_rehearsal
+from remem.settings.model import MachineSettings, ModelSettings, ReasonerSettings, with_machine, without_rehearsal
 
 
 def test_the_papers_settings_build_the_papers_sizes() -> None:
@@ -121,3 +123,24 @@ def test_a_reasoner_that_compares_starts_with_the_target_as_it_is() -> None:
     model = build_memory_model(replace(comparing, item_dim=8, model_dim=8), codec)
     tokens = torch.tensor([[3], [7]])
     assert torch.equal(model.query_encoder(tokens, tokens > 0), model.embed(tokens[:, 0]))
+
+
+def drops(part: nn.Module) -> bool:
+    return any(layer.p > 0 for layer in part.modules() if isinstance(layer, nn.Dropout))
+
+
+def promised(section: type, field: str) -> str:
+    """The help of a setting up to its first semicolon: what is said after that are exceptions."""
+    return inspect.getsource(section).split(f"    {field}: ")[1].split('"""')[1].split(";")[0]
+
+
+@pytest.mark.parametrize(("layers", "name"), [({"thinking_layers": True}, "thinking"), ({"slot_layers": 1}, "slot")])
+def test_the_reasoners_dropout_acts_in_the_layers_that_its_help_names(layers: dict[str, Any], name: str) -> None:
+    reasoner = replace(RM.reasoner, dropout=0.5, slot_heads=2, **layers)
+    assert drops(make_model(replace(RM, reasoner=reasoner)).reasoner) == (name in promised(ReasonerSettings, "dropout"))
+
+
+@pytest.mark.parametrize("kind", ["transformer", "gru"])
+def test_the_encoders_dropout_is_that_of_a_transformer_as_its_help_says(kind: Literal["transformer", "gru"]) -> None:
+    encoder = make_model(with_encoder(with_machine(RM, dropout=0.5), kind)).memorizer.encoder
+    assert drops(encoder) == (kind in promised(MachineSettings, "dropout").lower())

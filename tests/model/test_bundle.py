@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from remem.bundle import (
     save_tensors,
     weights_of,
 )
-from remem.errors import BadInput
+from remem.errors import BadInput, RememError
 from remem.model.embed import SentenceQueryEncoder
 from remem.settings.run import Run
 
@@ -59,6 +60,20 @@ def test_saving_again_replaces_the_file_and_leaves_no_other(tmp_path: Path) -> N
     fingerprint = save_bundle(tmp_path, make_model(RM), RUN, CODEC)
     assert load_bundle(tmp_path).fingerprint == fingerprint
     assert [path.name for path in tmp_path.iterdir()] == [MODEL_FILE]
+
+
+def test_a_disk_that_is_full_leaves_the_old_file_alone_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "old.safetensors"
+    save_tensors(path, {"x": torch.zeros(2)}, {"step": 1})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # which fails in the middle of a file, as a full disk does
+    try:
+        with pytest.raises(RememError, match=r"old\.safetensors can't be written \(File too large; [\d,]+ bytes\)"):
+            save_tensors(path, {"x": torch.zeros(1000)}, {"step": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert load_tensors(path, "step")[1] == {"step": 1}
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
 def test_a_fingerprint_changes_with_any_weight_and_with_nothing_else() -> None:

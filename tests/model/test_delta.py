@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from builders import RM, TEXT_CODEC, assert_close, random_embedded
+from builders import RM, TEXT_CODEC, assert_close, between, random_embedded
 from torch import Tensor
 
 from remem.build import build_memory_model
@@ -54,6 +54,14 @@ def test_what_is_held_is_not_written_again() -> None:
     assert_close(often.slots, once.slots)
     # and other items, which were never written, are not held
     assert held(once.slots, memory.addresses(items[None, 1:])).abs().max() < 0.6
+
+
+def test_streams_of_no_segment_leave_the_slots_as_they_start() -> None:
+    memory = machine()
+    start = memory.initial_state(2)
+    trace = memory.write_stream(start, between(random_embedded(2, 5, 4, D), 0, 0))
+    assert_close(trace.memories, start.slots[:, None])
+    assert trace.figures["new_share"] == 0.0
 
 
 def test_an_item_of_long_ago_is_known_among_many_that_came_often() -> None:

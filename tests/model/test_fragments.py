@@ -57,6 +57,12 @@ def test_a_share_has_exactly_its_size_and_holds_candidates_only(lengths: list[in
     assert not (chosen & ~candidates).any()
 
 
+@pytest.mark.parametrize(("n", "ratio"), [(45, "0.7"), (50, "0.53"), (50, "0.57"), (20, "0.15")])
+def test_every_masked_item_has_its_place_whatever_the_ratio_is_in_binary(n: int, ratio: str) -> None:
+    fragments = fragments_of(disjoint_stream(2, 1, n), mask_ratio=float(ratio))
+    assert fragments.masked.sum() == fragments.place_mask.sum() == 2 * share(n, ratio)
+
+
 def test_every_item_is_masked_sooner_or_later() -> None:
     candidates = torch.ones(400, 6, dtype=torch.bool)
     often = choose_share(candidates, 0.5).float().mean(dim=0)
@@ -100,6 +106,11 @@ def test_half_of_the_unmasked_items_are_replaced_and_nothing_else(n: int, unmask
     assert ((~fragments.masked).sum(dim=-1) == unmasked).all()
     assert (changed.sum(dim=-1) == replaced).all()
     assert not (changed & fragments.masked).any()
+
+
+def test_a_negative_differs_from_its_positive_also_where_few_items_are_replaced() -> None:
+    fragments = fragments_of(disjoint_stream(4, 3, 6), replace_ratio=0.15)  # of three unmasked items not one half
+    assert ((fragments.items != fragments.negative_items).sum(dim=-1) == 1).all()
 
 
 def test_replacements_come_from_every_other_stream_and_never_from_the_own() -> None:

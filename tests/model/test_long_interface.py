@@ -143,6 +143,16 @@ def test_equal_vectors_have_equal_keys_and_others_do_not() -> None:
     assert torch.equal(item_keys(numbers), numbers)
 
 
+def test_keys_are_those_of_unbounded_integers() -> None:
+    """Compiled to C++, a number that leaves 63 bits is undefined, and lookups beside it went astray."""
+    vector = torch.cat([torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan]), 1e38 * torch.randn(4091)])
+    key = 0
+    for place, bits in enumerate(vector.view(torch.int32).tolist(), start=1):
+        mixed = (bits ^ (bits >> 15)) * ((place * 0x9E3779B1 & 0x7FFFFFFF) | 1)
+        key += (mixed ^ (mixed >> 29)) & 0x3FFFFFFFFFFF
+    assert item_keys(vector[None, None, None]).item() == key < 2**63
+
+
 def test_a_frame_is_recalled_among_others_of_its_stream_and_never_against_itself() -> None:
     """The next frame may be the same: as a distractor it would be counted on both sides."""
     stream = example("activitynetqa").stream

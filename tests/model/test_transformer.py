@@ -39,6 +39,13 @@ def test_a_position_code_adds_the_same_row_to_every_item_of_a_place(kind: str) -
     assert_close(code(items) - items, code.table[:4].expand(2, 3, 4, 4))
 
 
+@pytest.mark.parametrize("length", [1, 4])
+def test_more_items_than_a_position_code_has_places_are_refused_with_a_sentence(length: int) -> None:
+    position = PositionCode(length=length, dim=6, kind="learned", std=0.3)
+    with pytest.raises(BadInput, match=f"5 items were given where {length} places are known"):
+        position(torch.randn(2, 5, 6))
+
+
 def test_only_a_learned_position_code_is_trained_and_saved() -> None:
     learned = PositionCode(length=50, dim=40, kind="learned", std=0.3)
     fixed = PositionCode(length=50, dim=40, kind="sinusoid", std=0.3)

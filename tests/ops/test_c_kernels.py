@@ -74,7 +74,7 @@ def test_a_kernel_is_compiled_once_and_left_alone_after(source: Path, fresh_cach
     assert not [path for path in fresh_cache.iterdir() if path.suffix != ".so"], "nothing half-made is left"
 
 
-@pytest.mark.parametrize("reason", ["switched off", "no compiler", "does not compile", "nowhere to write"])
+@pytest.mark.parametrize("reason", ["switched off", "no compiler", "does not compile", "nowhere to write", "no home"])
 def test_without_kernels_nothing_fails(
     reason: str, source: Path, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +84,10 @@ def test_without_kernels_nothing_fails(
         monkeypatch.setenv("CC", "no-such-compiler")
     elif reason == "does not compile":
         source.write_text("this is no C")
+    elif reason == "no home":  # of a user that a container made up, who is in no list
+        for name in ("XDG_CACHE_HOME", "HOME"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
     else:
         fresh_cache.parent.write_text("a file where the folder should be")
     assert native.library(source) is None

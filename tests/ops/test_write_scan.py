@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -377,3 +379,16 @@ def test_what_is_kept_for_the_way_back_has_no_gradient_of_zeros() -> None:
     with Watch():
         run(kernels(torch.float32), case)
     assert (3, 4, 3, 80) not in made, "the gates"
+
+
+@needs_compiler
+def test_a_long_segment_needs_no_large_stack() -> None:
+    """In a process of its own, as a stack that runs over takes its process along."""
+    program = f"""
+import resource, sys
+sys.path.insert(0, {os.path.dirname(__file__)!r})
+from test_write_scan import make_case, run, write_scan
+resource.setrlimit(resource.RLIMIT_STACK, (2**21, 2**21))
+run(write_scan, make_case(b=1, t=1, k=64, n=16_000, d=4, m=4, s=1))
+"""
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -60,15 +60,17 @@ def test_the_generator_counts_from_when_a_request_was_due(tmp_path: Path) -> Non
         assert 0 <= row["stolen_cpu"] <= (os.cpu_count() or 1)
         with server.client() as client:
             stored = sum(client.inspect(name).next_seq for name in client.list().streams)
-        time.sleep(0.3)  # lines are written ten times a second
+        deadline = time.monotonic() + 10.0  # lines are written ten times a second, later on a busy machine
+        while server.log.count("/events") + server.log.count("/query") < 30 + 240 and time.monotonic() < deadline:
+            time.sleep(0.05)
         queries = server.log.count("/query")
         before = sum(1 + stream % 20 for stream in range(30))  # what each stream begins with
         assert stored == before + 2 * (240 - queries)
-        # one connection that is used by all: those who wait for it are late, and it shows
+        # one connection for requests due nearly at once: those who wait for it are late, however fast the server is
         crowded = put_load(
             Running(server.url, server.token, server.process),  # type: ignore[arg-type]
-            Load(**load, rate=1500.0, seconds=0.2, warmup=0.0, query_share=0.0, batch=1, streams=300, num_questions=5,
-                 connections=1, prefix="crowd"),
+            Load(**load, rate=30_000.0, seconds=0.01, warmup=0.0, query_share=0.0, batch=1, streams=300,
+                 num_questions=5, connections=1, prefix="crowd"),
         )  # fmt: skip
         assert crowded["append_ms"]["p99"] > 2 * row["append_ms"]["p50"]
     finally:

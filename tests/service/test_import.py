@@ -40,11 +40,11 @@ def forged(change: Callable[[dict[str, Any]], object], archive: bytes | None = N
     about = json.loads(metadata.pop("remem-stream"))
     about.pop("check")
     change(about)
-    memory = joined(header, tensors)
+    memory = joined(header | ({"__metadata__": metadata} if metadata else {}), tensors)
     digest = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16)
     digest.update(memory)
     about["check"] = digest.hexdigest()
-    return joined({**header, "__metadata__": {"remem-stream": json.dumps(about)}}, tensors)
+    return joined({**header, "__metadata__": metadata | {"remem-stream": json.dumps(about)}}, tensors)
 
 
 def joined(header: dict[str, Any], tensors: bytes) -> bytes:
@@ -156,7 +156,10 @@ FORGERIES: dict[str, Callable[[dict[str, Any]], object]] = {
     "a time that is text": lambda about: about.update(ttl="x"),
     "a fingerprint that is none": lambda about: about.update(fingerprint=["chain-3"]),
     "numerics that are none": lambda about: about.update(numerics=None),
+    "numerics that are no text": lambda about: about.update(numerics="\ud800"),
+    "numerics without an end": lambda about: about.update(numerics="x" * 100_000),
     "changes below 0": lambda about: about.update(numerics_changes=-1),
+    "changes past all numbers": lambda about: about.update(numerics_changes=2**63),
     "no memory yet, but a memory": lambda about: about.update(consolidated_seq=0, next_seq=1, digests="00" * 8),
     "a missing counter": lambda about: about.pop("version"),
 }
@@ -234,6 +237,12 @@ def test_a_memory_of_tensors_is_checked_number_by_number() -> None:
         for bits in (b"\0\0\xc0\x7f", b"\0\0\x80\xff"):  # NaN and minus infinity
             broken = forged(lambda about: None, joined(header, bits + tensors[4:]))
             assert_refused("invalid_value", lambda broken=broken: engine.import_archive("t", broken))
+        longer = forged(lambda about: None, joined(header, tensors + bytes(4)))
+        assert_refused("invalid_value", lambda: engine.import_archive("t", longer))
+        told = {"__metadata__": header["__metadata__"] | {"more": "x"}}
+        assert_refused(
+            "invalid_value", lambda: engine.import_archive("t", forged(lambda _: None, joined(header | told, tensors)))
+        )
         first = next(name for name in header if name != "__metadata__")
         header[first] = header[first] | {"shape": [1, *header[first]["shape"]]}
         other = forged(lambda about: None, joined(header, tensors))

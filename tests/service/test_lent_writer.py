@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Any
 import pytest
 from service_parts import HashChain, folded
 
+from remem.server.metrics import MeteredStore, Metrics
 from remem.service import MemoryEngine
-from remem.service.errors import Draining, SequenceGap
+from remem.service.errors import Draining, SequenceGap, StaleEpoch
 from remem.service.results import Appended
+from remem.service.stores.sqlite import SqliteStore
 
 
 @pytest.fixture
@@ -105,3 +108,15 @@ def test_what_was_begun_is_finished_by_a_store_that_closes(engine: MemoryEngine)
     with MemoryEngine.open(engine.store.path, HashChain()) as again:  # type: ignore[attr-defined]
         assert again.inspect("s").next_seq == 50
         assert again.verify().clean
+
+
+def test_failures_of_the_store_are_counted_also_where_nobody_waits(tmp_path: Path) -> None:
+    metrics = Metrics()
+    with MemoryEngine.open(MeteredStore(SqliteStore(path := tmp_path / "memories.db"), metrics), HashChain()) as engine:
+        engine.begin_append("s", ["a"], seq=0).result(10)
+        connection = sqlite3.connect(path)
+        connection.executescript("UPDATE meta SET value = value + 1 WHERE name = 'epoch'")
+        connection.close()
+        with pytest.raises(StaleEpoch):
+            engine.begin_append("s", ["b"], seq=1).result(10)
+        assert b'rm_store_errors_total{code="stale_epoch"} 1.0' in metrics.exposition()

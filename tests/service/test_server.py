@@ -304,6 +304,16 @@ def test_tokens_are_kept_as_hashes_and_a_damaged_file_is_refused(tmp_path: Path)
             TokenFile(path)
 
 
+def test_tokens_made_by_another_process_meanwhile_are_kept(tmp_path: Path) -> None:
+    served = TokenFile(tmp_path / "tokens.json")  # before a model is loaded, which takes seconds
+    made = TokenFile(served.path).add("acme", ["query"])
+    assert served.add_first("default", ["query"]) is None
+    second = TokenFile(served.path)
+    other = served.add("other", ["query"])
+    assert second.remove(second.callers[0].id)
+    assert (TokenFile(served.path).callers, second.find(made)) == ([second.find(other)], None)
+
+
 def test_a_wrong_token_and_scope_are_typed_errors(server: Server) -> None:
     with server.client(token="remem_wrong") as client, pytest.raises(Unauthorized):
         client.inspect("some")

@@ -226,6 +226,30 @@ def test_slow_headers_and_slow_bodies_are_given_up(tmp_path_factory: pytest.Temp
         assert server.stop() == 0
 
 
+def test_who_has_an_answer_and_sends_on_is_not_waited_for(tmp_path_factory: pytest.TempPathFactory) -> None:
+    server = Server(tmp_path_factory.mktemp("on"), deadline=0.5)
+    refused = b"POST /v1/streams/s/events HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    try:
+        for request, rest in (
+            (refused + b"Content-Length: 1000\r\n\r\n{", b"x"),  # the rest of a body that nobody reads
+            (b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n", b"\r\n"),  # the beginning of nothing
+        ):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=3) as connection:
+                connection.sendall(request)
+                assert connection.recv(65536)
+                connection.sendall(rest)
+                assert connection.recv(65536) == b""
+        # headers after a body, without end
+        with socket.create_connection(("127.0.0.1", server.port), timeout=3) as connection:
+            connection.sendall(refused + b"Transfer-Encoding: chunked\r\n\r\n0\r\n")
+            before = server.memory_mb()
+            with pytest.raises(OSError):  # noqa: PT011
+                connection.sendall(b"a: b\r\n" * 3_000_000)
+            assert server.memory_mb() < before + 50
+    finally:
+        assert server.stop() == 0
+
+
 def test_connections_beyond_the_bound_are_refused_with_503(tmp_path_factory: pytest.TempPathFactory) -> None:
     server = Server(tmp_path_factory.mktemp("crowd"), connections=8, deadline=2.0)
     held = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(8)]

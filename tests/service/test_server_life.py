@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from server_parts import Server
 from service_parts import SEED, HashChain
 
 from remem import AsyncClient, Client
+from remem.errors import BadInput
 from remem.service import FLUSH, MemoryEngine
 from remem.service.errors import (
     Deadline,
@@ -221,7 +223,7 @@ class Flaky(httpx.BaseTransport):
         if way == "after":
             raise httpx.ReadError("the reply is lost")
         if way.isdigit():
-            problem = {"code": "queue_full", "detail": "later", "status": 429}
+            problem = QueueFull("later").problem()
             return httpx.Response(int(way), json=problem, headers={"content-type": "application/problem+json"})
         return reply
 
@@ -232,6 +234,43 @@ def test_lost_replies_double_nothing(server: Server) -> None:
         done = client.append("flaky", ["a", "b"], seq=0)
     assert flaky.sent == 4
     assert (done.accepted, done.duplicates, done.next_seq) == (0, 2, 2)
+
+
+def test_events_after_a_call_in_doubt_are_not_taken_for_it(server: Server) -> None:
+    first, others = [f"a{number}" for number in range(100)], [f"b{number}" for number in range(10)]
+    flaky = Flaky(["", "after"])
+    with server.client(transport=flaky, patience=0) as client:
+        stream = client.stream("doubt")
+        with pytest.raises(NotReady):
+            stream.append(first)  # which is stored, more events than the server has digests of
+        with pytest.raises(BadInput):
+            stream.append("no list")
+        assert stream.append(others).accepted == 10
+        assert client.inspect("doubt").next_seq == 110
+        flaky.lose = ["after"]
+        with pytest.raises(NotReady):
+            stream.append(first)
+        assert stream.append(deque(first)).duplicates == 100  # the same again is still the same, in any sequence
+        assert stream.next_seq == client.inspect("doubt").next_seq == 210
+
+
+def test_events_after_a_cancelled_call_are_not_taken_for_it(server: Server) -> None:
+    class Stuck(httpx.AsyncHTTPTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            reply = await super().handle_async_request(request)
+            if b"a99" in request.content:
+                await asyncio.sleep(60)
+            return reply
+
+    async def run() -> None:
+        async with AsyncClient(server.url, token=server.token, transport=Stuck()) as client:
+            stream = client.stream("cancelled")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    await stream.append([f"a{number}" for number in range(100)])
+            assert (await stream.append([f"b{number}" for number in range(10)])).accepted == 10
+
+    asyncio.run(run())
 
 
 def test_what_has_no_number_is_repeated_under_its_key_and_made_once(server: Server) -> None:
@@ -253,6 +292,17 @@ def test_what_has_no_number_is_repeated_under_its_key_and_made_once(server: Serv
         assert (about.next_seq, about.generation) == (5, 2)
 
 
+def test_what_a_gateway_says_is_tried_again_whatever_words_it_has(server: Server) -> None:
+    bodies: list[dict[str, Any]] = [{"code": 503, "message": "no upstream"}, {"code": "UNAVAILABLE", "self": 1}]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(503, json=bodies.pop()) if bodies else httpx.Response(200, json={"ready": True})
+
+    with server.client(transport=httpx.MockTransport(answer)) as client:
+        assert client.ready()
+        assert bodies == []
+
+
 def test_patience_ends(server: Server) -> None:
     with Client("http://127.0.0.1:9", token="x", patience=0.3) as client:
         started = time.monotonic()
@@ -264,12 +314,27 @@ def test_patience_ends(server: Server) -> None:
         client.append("patient", ["a"], seq=0)
 
 
+def test_what_takes_a_server_minutes_is_waited_for(server: Server) -> None:
+    waits: dict[str, float] = {}
+
+    def note(request: httpx.Request) -> httpx.Response:
+        waits[request.url.path.rpartition("/")[2]] = request.extensions["timeout"]["read"]
+        raise httpx.ReadTimeout("too long")
+
+    with server.client(transport=httpx.MockTransport(note), patience=0) as client:
+        for call in (client.verify, client.backup, lambda: client.rebuild("s"), lambda: client.inspect("s")):
+            with pytest.raises(NotReady):
+                call()
+    assert waits == {"verify": 310.0, "backup": 310.0, "rebuild": 310.0, "s": 10.0}
+
+
 def test_a_client_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
     monkeypatch.delenv("REMEM_TOKEN", raising=False)
     with pytest.raises(ValueError, match="REMEM_TOKEN"):
         Client(server.url)
-    with pytest.raises(ValueError, match="expected http://"):
-        Client("localhost:8080", token="x")
+    for url in ("localhost:8080", "http://", "http://here:port", "http://[::1"):
+        with pytest.raises(BadInput, match="expected http://"):
+            Client(url, token="x")
     with pytest.raises(ValueError, match="no token has"):
         Client(server.url, token="a b")
     monkeypatch.setenv("REMEM_TOKEN", server.token)

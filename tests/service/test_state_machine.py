@@ -276,7 +276,7 @@ def test_any_history_equals_the_reference(
     if kind == "redis":
         redis_store = pytest.importorskip("remem.service.stores.redis")
         # the rewrite after a delete has its own test; here it would take all the time
-        monkeypatch.setattr(redis_store.RedisStore, "purge_pending", lambda self: False)
+        monkeypatch.setattr(redis_store.RedisStore, "purge_pending", lambda self, seconds=0.0: False)
     machine = type("Streams", (Streams,), {"make_place": staticmethod(lambda: make_place(kind))})
     run_state_machine_as_test(
         machine,

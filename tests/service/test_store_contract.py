@@ -139,7 +139,7 @@ def test_the_expired_are_found_in_order_and_left_out_of_pages(store: Store) -> N
 def test_the_doomed_alone_are_discarded(store: Store) -> None:
     keys = [StreamKey("t", name) for name in ("a", "b", "c")]
     rows = [make(store, key, events=2) for key in keys]
-    store.put_snapshot(keys[0], "one", b"copy", 2)
+    store.put_snapshot(rows[0], "one", b"copy", 2)
 
     def doomed(row: Row) -> bool:
         if row.stream == "b":
@@ -155,8 +155,7 @@ def test_the_doomed_alone_are_discarded(store: Store) -> None:
 
 
 def test_a_stream_that_begins_anew_keeps_nothing(store: Store) -> None:
-    make(store, events=5)
-    store.put_snapshot(KEY, "one", b"copy", 2)
+    store.put_snapshot(make(store, events=5), "one", b"copy", 2)
     row = replace(new_row(KEY, replace(BIRTH, ttl=60.0), now=2.0), next_seq=1, keyed=b"\0\xff").sealed()
     store.update(KEY, lambda before: Change(row=row, memory=b"memory 1", events=[b"first"], anew=True))
     stored = store.read(KEY, log=True)
@@ -168,16 +167,17 @@ def test_a_stream_that_begins_anew_keeps_nothing(store: Store) -> None:
 
 
 def test_snapshots_belong_to_their_stream(store: Store) -> None:
-    assert not store.put_snapshot(KEY, "one", b"copy", 2)
-    make(store)
-    assert store.put_snapshot(KEY, "one", b"copy", 2)
-    assert store.put_snapshot(KEY, "two", b"copy 2", 2)
-    assert not store.put_snapshot(KEY, "three", b"copy 3", 2)
-    assert store.put_snapshot(KEY, "one", b"newer", 2)
+    assert not store.put_snapshot(new_row(KEY, BIRTH, now=1.0), "one", b"copy", 2)
+    row = make(store)
+    assert store.put_snapshot(row, "one", b"copy", 2)
+    assert store.put_snapshot(row, "two", b"copy 2", 2)
+    assert not store.put_snapshot(row, "three", b"copy 3", 2)
+    assert store.put_snapshot(row, "one", b"newer", 2)
     assert (store.snapshots(KEY), store.get_snapshot(KEY, "one")) == (["one", "two"], b"newer")
     assert store.get_snapshot(KEY, "none") is None
     assert store.delete(KEY).existed
     make(store)
+    assert not store.put_snapshot(row, "one", b"of the stream that is gone", 2)
     assert store.snapshots(KEY) == []
 
 
@@ -206,8 +206,7 @@ def test_no_update_is_lost_among_many(store: Store) -> None:
 
 def test_all_is_there_after_a_restart_and_after_a_crash(place: Place) -> None:
     store = place.open()
-    make(store, events=3)
-    store.put_snapshot(KEY, "one", b"copy", 2)
+    store.put_snapshot(make(store, events=3), "one", b"copy", 2)
     store.close()
     again = place.open()
     make(again, StreamKey("tenant", "second"), events=1)

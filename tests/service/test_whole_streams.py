@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import pytest
 from service_parts import POISON, HashChain, Place, SlowChain, SqlitePlace, as_memory, assert_refused, folded
 
 from remem.service import Limits, MemoryEngine
 from remem.service.archive import read_archive
+from remem.service.errors import StoreUnavailable
 from remem.service.events import pack_event
 
 
@@ -45,7 +48,8 @@ def test_snapshots_are_bounded(place: Place) -> None:
         engine.append("s", ["a"])
         for name in ("one", "two", "two"):
             engine.snapshot("s", name)
-        assert_refused("over_quota", lambda: engine.snapshot("s", "three"))
+        refused = assert_refused("too_many_snapshots", lambda: engine.snapshot("s", "three"))
+        assert not refused.retry  # a client that came back would wait in vain
         assert engine.inspect("s").snapshots == ["one", "two"]
         assert_refused("unknown_stream", lambda: engine.snapshot("t", "one"))
 
@@ -112,6 +116,20 @@ def test_a_full_tail_waits_and_then_refuses_and_loses_nothing(place: Place) -> N
         assert engine.query("s", "?").answer == folded(list(range(7)))
 
 
+def test_a_full_tail_is_taken_up_again_after_the_store_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowChain()
+    with MemoryEngine.open(":memory:", slow, limits=Limits(tail_events=6)) as engine:
+        engine.append("s", ["a"] * 6, seq=0)
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                engine.store, "update", lambda *_: (_ for _ in ()).throw(StoreUnavailable("The disk is full."))
+            )
+            slow.gate.set()
+            assert engine.settle()  # three times, in vain, and nothing could be noted of it
+        assert engine.inspect("s").tail_events == 6
+        assert engine.append("s", ["b"], seq=6).next_seq == 7
+
+
 def test_a_late_consolidation_never_brings_a_deleted_stream_back(place: Place) -> None:
     slow = SlowChain()
     with MemoryEngine.open(place.open(), slow) as engine:
@@ -126,6 +144,20 @@ def test_a_late_consolidation_never_brings_a_deleted_stream_back(place: Place) -
         assert_refused("unknown_stream", lambda: engine.inspect("s"))
         assert engine.query("t", "?").answer == folded(["x"])
         assert engine.inspect("t").memory_version == 0
+
+
+def test_a_late_snapshot_never_brings_a_deleted_stream_back(engine: MemoryEngine) -> None:
+    engine.append("s", ["deleted"], seq=0)
+    put = engine.store.put_snapshot
+
+    def delete_first(*copy: Any) -> bool:
+        engine.delete("s")
+        engine.append("s", ["another"], seq=0)
+        return put(*copy)
+
+    engine.store.put_snapshot = delete_first  # type: ignore[method-assign]
+    assert_refused("stream_changed", lambda: engine.snapshot("s", "late"))
+    assert engine.inspect("s").snapshots == []
 
 
 def test_a_rebuild_that_was_overtaken_changes_nothing(place: Place) -> None:

@@ -15,6 +15,7 @@ from remem.errors import BadInput
 from remem.settings.tasks import BabiTask
 from remem.tasks.babi import babi_task, errors, read_babi
 from remem.tasks.base import Tally
+from remem.tasks.load import load_task
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +81,8 @@ def test_a_story_is_asked_some_questions_in_training_and_all_of_them_elsewhere(p
     task = babi_task(BabiTask(data=prepared, tasks=(1,), questions=2))
     most = {split: task.load(split).batch(0, torch.arange(2)).query.mask.shape[1] for split in ("train", "test")}
     assert most["train"] == 2 < most["test"]
-    with pytest.raises(BadInput, match="-1 questions"):
-        babi_task(BabiTask(data=prepared, questions=-1))
+    with pytest.raises(BadInput, match=r"--task.questions is -1"):
+        load_task(BabiTask(data=prepared, questions=-1))
 
 
 def test_missing_training_data_is_refused_with_the_tasks_and_what_to_do(prepared: Path) -> None:
@@ -99,6 +100,11 @@ def test_a_folder_without_data_is_refused_with_the_command_to_run(tmp_path: Path
 def test_no_task_at_all_is_refused_with_a_sentence(prepared: Path) -> None:
     with pytest.raises(BadInput):
         babi_task(BabiTask(data=prepared, tasks=()))
+
+
+def test_a_task_that_is_named_twice_is_refused(prepared: Path) -> None:
+    with pytest.raises(BadInput, match=r"--task.tasks 1 2 1 names one twice"):
+        babi_task(BabiTask(data=prepared, tasks=(1, 2, 1)))
 
 
 def test_a_trained_model_brings_its_codec_and_needs_no_training_file(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,6 +45,32 @@ def test_the_prepared_folder_follows_the_environment(tmp_path: Path, monkeypatch
 def test_sizes_without_meaning_are_refused_when_streams_are_loaded() -> None:
     with pytest.raises(BadInput, match="groups cannot share evenly"):
         load_task(SyntheticTask(num_facts=401)).load("valid")
+
+
+@pytest.mark.parametrize(
+    ("preset", "name", "value"),
+    [
+        ("lastfm/rm", "every", 0),
+        ("lastfm/rm", "history", 0),
+        ("lastfm/rm", "least", 0),
+        ("lastfm/rm", "segment_len", 0),
+        ("lastfm/rm", "negatives", -1),
+        ("lastfm/rm", "along", -1),
+        ("lastfm/rm", "ahead", 0),
+        ("narrativeqa/rm", "segment_len", 0),
+        ("narrativeqa/rm", "gaps", -1),
+        ("activitynetqa/rm", "num_answers", 0),
+        ("activitynetqa/rm", "most_frames", 0),
+        ("activitynetqa/rm", "segment_len", 0),
+        ("babi/rm", "segment_len", 0),
+        ("babi/rm", "questions", -1),
+    ],
+)
+def test_settings_below_what_they_can_be_are_refused_by_their_flag(preset: str, name: str, value: int) -> None:
+    settings: Any = PRESETS[preset].task
+    flag = f"--task.{name.replace('_', '-')}"
+    with pytest.raises(BadInput, match=f"{flag} is {value}; expected at least {value + 1}"):
+        load_task(replace(settings, **{name: value}))
 
 
 def test_every_synthetic_preset_has_sizes_with_meaning() -> None:

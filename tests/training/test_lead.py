@@ -51,8 +51,8 @@ def test_leading_parts_are_trained_on_alone_at_first_and_must_exist(
     for changes, complaint in (
         ({"lead": ("qa16",)}, "no part 'qa16' to begin with; what is trained on has qa1, qa6"),
         ({"focus": 0.0}, "need a focus above 0"),
-        ({"focus_streams": -1.0}, "can't come -1 times more often"),
-        ({"last_rate": 1.5}, "can't end at 1.5 of its height"),
+        ({"focus_streams": -1.0}, "--train.focus-streams is -1.0; expected"),
+        ({"last_rate": 1.5}, "--train.last-rate is 1.5; expected a share"),
         ({"focus": 0.0, "lead": (), "focus_streams": 3.0}, r"come more often \(3\) only with a focus above 0"),
     ):
         strange = replace(run, train=replace(train, **changes))

@@ -145,8 +145,16 @@ def test_the_command_line_imports_shows_trains_and_evaluates(
     told = json.loads(capsys.readouterr().out)
     assert told["task"] == "lastfm"
     assert 0 <= told["metrics"]["every_auc"] <= 100
+    assert told["beside"]
     assert main(["data", "import", "raw", "--task", "xlong"]) == 2
     assert main(["data", "import", "raw", "--task", "lastfm", "--captions", "raw"]) == 2
+    # another log: figures of the model's own test users do not belong beside it, nor need those be there
+    (tmp_path / "data").rename(tmp_path / "elsewhere")
+    capsys.readouterr()
+    assert main(["eval", "run", "--data", "raw/event-test.txt", "--format", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["metrics"]
+    assert not told["beside"]
 
 
 def test_a_task_without_its_data_says_how_to_import_it(tmp_path: Path) -> None:

@@ -73,13 +73,15 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(run: Run, tmp_path: Pat
 
 
 def test_what_can_not_end_is_refused_before_anything_is_written(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"can't be -1 steps with rehearsal; give 0 or more"):
+    with pytest.raises(BadInput, match=r"--train.rehearse-for is -1; expected at least 0"):
         _trained(run, tmp_path / "negative", rehearse_for=-1)
     silent = replace(run, model=without_rehearsal(run.model))
     with pytest.raises(
         BadInput, match=r"can't end after 4 steps where nothing is rehearsed.*--train.rehearse-for None"
     ):
         _trained(silent, tmp_path / "silent", rehearse_for=4)
+    with pytest.raises(BadInput, match=r"nothing would be trained once it ends after 4 steps.*another --train.only"):
+        _trained(run, tmp_path / "silent", rehearse_for=4, only=("decoder",))
     assert not (tmp_path / "silent").exists()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,7 @@ from remem.errors import BadInput
 from remem.experiments.presets import PRESETS
 from remem.model.sampler import HistorySampler
 from remem.settings.codec import from_json
-from remem.settings.model import ModelSettings, without_rehearsal
+from remem.settings.model import ModelSettings, with_machine, without_rehearsal
 from remem.settings.run import Run, TrainSettings
 from remem.settings.tasks import BabiTask, SyntheticTask
 from remem.tasks.base import Metrics
@@ -203,6 +205,25 @@ def test_a_focused_run_resumes_bit_equal(
     assert ("streams.missed" in whole) == bool(focus_streams)
 
 
+def test_a_history_sampler_can_be_trained_with_a_focus(twin: Path, tiny_run: Run, tmp_path: Path) -> None:
+    sampler_train = replace(tiny_run.sampler_train, steps=2, batch_size=4, focus=10.0, lead=("qa6",), lead_steps=1)
+    run = replace(tiny_run, task=BabiTask(data=twin, tasks=(1, 6)), sampler_train=sampler_train)
+    trainer = Trainer(run, tmp_path, device=CPU, quiet=True)
+    assert trainer._train_sampler(resume=False)[1]["steps"] == 2
+
+
+def test_a_folder_is_trained_in_by_one_process_at_a_time(tiny_run: Run, tmp_path: Path) -> None:
+    run = replace(tiny_run, model=without_rehearsal(tiny_run.model), train=replace(tiny_run.train, steps=1))
+    other = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(BadInput, match="Another process trains in"):
+        Trainer(run, tmp_path, device=CPU, quiet=True).train(resume=True)
+    assert not list(tmp_path.iterdir())
+    os.close(other)
+    Trainer(run, tmp_path, device=CPU, quiet=True).train(resume=True)
+    assert (tmp_path / "record.json").exists()
+
+
 def test_a_model_goes_on_from_another_ones_weights(tiny_model: Path, tiny_run: Run, tmp_path: Path) -> None:
     still = replace(tiny_run.train, steps=1, learning_rate=0.0)
     model = replace(tiny_run.model, weights_from=tiny_model)
@@ -240,10 +261,23 @@ def test_some_parts_start_anew_and_they_alone_are_trained(tiny_model: Path, tiny
             Trainer(wrong, tmp_path / "wrong", device=CPU, quiet=True).train()
 
 
+def test_a_part_can_start_anew_only_where_others_do_not(tiny_run: Run, tmp_path: Path) -> None:
+    run = replace(tiny_run, model=replace(tiny_run.model, fresh=("reasoner",)))
+    with pytest.raises(BadInput, match=r"--model\.weights-from"):
+        Trainer(run, tmp_path, device=CPU, quiet=True).train()
+
+
 def test_a_task_without_parts_has_nothing_to_focus_on(tiny_run: Run, tmp_path: Path) -> None:
     run = replace(tiny_run, train=replace(tiny_run.train, focus=1.0))
     with pytest.raises(BadInput, match="nothing to focus on"):
         Trainer(run, tmp_path, device=CPU, quiet=True).train()
+
+
+def test_a_model_that_cannot_be_built_is_refused_before_the_sampler_is_trained(tiny_run: Run, tmp_path: Path) -> None:
+    run = replace(tiny_run, model=with_machine(tiny_run.model, num_heads=7))
+    with pytest.raises(BadInput, match="7 heads"):
+        Trainer(run, tmp_path / "run", device=CPU, quiet=True).train()
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
@@ -275,6 +309,8 @@ def test_auto_picks_a_device_that_exists() -> None:
     assert pick_device("cpu").type == "cpu"
     with pytest.raises(BadInput, match="'abacus' is no device"):
         pick_device("abacus")
+    with pytest.raises(BadInput, match="can be trained on 'meta'"):
+        pick_device("meta")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to be had")

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from remem.data.batch import Segment
 from remem.errors import BadInput
 from remem.model.interface import EmbeddedStream, Trace, gather_rows
-from remem.model.packing import pack
+from remem.model.packing import pack, without_padding
 from remem.ops.precision import at_least_float32
 
 EPSILON = 1e-12  # under the root of the covariance's norm, whose gradient has none at zero
@@ -110,8 +110,7 @@ class HPMN(nn.Module):
     def write_stream(self, state: HPMNState, stream: EmbeddedStream) -> Trace:
         """One layer after the other, each over the whole stream."""
         packed = pack(stream.item_mask, stream.order, stream.segment_mask, stream.most_items)
-        # what stands at a padded item may be NaN, and NaN times a gradient of zero is NaN
-        table = stream.items.masked_fill(~stream.item_mask[..., None], 0.0).flatten(0, 1)
+        table = without_padding(stream.items, stream.item_mask).flatten(0, 1)
         items = table.index_select(0, packed.rows.flatten()).unflatten(0, packed.rows.shape)
         # a state is rounded again at every update, so the recurrence has at least 32 bits
         with torch.autocast(items.device.type, enabled=False):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from remem.data.batch import Segment
 from remem.model.interface import EmbeddedStream, State, Trace, gather_rows
-from remem.model.packing import pack
+from remem.model.packing import pack, without_padding
 
 Scalars = dict[str, Tensor]
 
@@ -74,7 +74,7 @@ class WordByWord(nn.Module):
 
     def write(self, state: Any, segment: Segment) -> State:
         """One step for each item of the segment."""
-        inputs = self.cell.project(_without_padding(segment.items, segment.mask))
+        inputs = self.cell.project(without_padding(segment.items, segment.mask))
         for item, real in zip(inputs.unbind(dim=1), segment.mask.unbind(dim=1), strict=True):
             state = self.cell(state, item, real)
         return state
@@ -84,7 +84,7 @@ class WordByWord(nn.Module):
         packed = pack(stream.item_mask, stream.order, stream.segment_mask, stream.most_items)
         rows, real = packed.rows.T.flatten(), packed.real.T.contiguous()  # [l b], [l, b]
         # one product for all distinct items, before anything waits for anything
-        table = self.cell.project(_without_padding(stream.items, stream.item_mask)).flatten(0, 1)
+        table = self.cell.project(without_padding(stream.items, stream.item_mask)).flatten(0, 1)
         inputs = table.index_select(0, rows).unflatten(0, real.shape)  # [l, b, g]
         states = [state]
         with nullcontext() if self.stance is None else torch.compiler.set_stance(self.stance):
@@ -108,8 +108,3 @@ class WordByWord(nn.Module):
         """The step, which is the same graph for every item of every stream."""
         self.cell.compile(backend=backend)
         self.compiled = True
-
-
-def _without_padding(items: Float[Tensor, "*s n d"], mask: Bool[Tensor, "*s n"]) -> Float[Tensor, "*s n d"]:
-    """What stands at a padded item may be NaN, and NaN times a gradient of zero is NaN."""
-    return items.masked_fill(~mask[..., None], 0.0)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from remem.cli.outputs import require_writable
 from remem.errors import BadInput
 from remem.experiments.ablations import find_ablation, make_rows
 from remem.experiments.records import read_records
@@ -50,6 +51,8 @@ def main(argv: list[str]) -> None:
     if unknown := [name for name in options.only if name not in rows]:
         raise BadInput(f"{options.task} has no row {unknown[0]!r}. There are: {', '.join(rows)}.")
     if not options.table:
+        require_writable(options.results, folder=True)
+        require_writable(options.runs, folder=True)
         runs = [replace(run, seed=seed) for seed in options.seed for run in rows.values()]
         chosen = {rows[name].method for name in options.only or rows}
         series = Series(results=options.results, folder=options.runs, device=options.device)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from remem.cli.outputs import require_writable
 from remem.errors import BadInput
 
 HELP = """usage: remem bench train [PRESET] [OPTIONS]    a training step: plain eager PyTorch, the fast ways, the floor
@@ -90,6 +91,10 @@ def main(argv: list[str]) -> None:
     if argv[0] not in OPTIONS:
         raise BadInput(f"There is no benchmark {argv[0]!r}; expected train, scan, write or service.")
     options: Options = tyro.cli(OPTIONS[argv[0]], args=argv[1:], prog=f"remem bench {argv[0]}")
+    require_writable(options.out)
+    for name, number in (("--batch-size", options.batch_size), ("--steps", options.steps)):
+        if number is not None and number < 1:
+            raise BadInput(f"{name} is {number}; expected at least 1.")
     from remem.experiments import bench
 
     def bench_of(preset: str) -> bench.Bench:
@@ -109,6 +114,7 @@ def _bench_service(options: ServiceOptions) -> None:
     from remem.server.bench.report import QUICK, Plan, bench_service
     from remem.training.record import code_version
 
+    require_writable(options.out)
     if options.long <= 1000 or min(options.seconds, options.rate, options.event_rate) <= 0:
         raise BadInput("Expected more than 0 seconds and requests, and a long stream of more than 1,000 events.")
     chosen = Plan(seconds=options.seconds, rate=options.rate, event_rate=options.event_rate, flat=(1000, options.long))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import inspect
 import json
 import sys
 import time
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from remem.cli.outputs import require_writable
 from remem.errors import BadInput, RememError
 
 if TYPE_CHECKING:
@@ -47,6 +50,13 @@ class Options:
 def main(argv: list[str]) -> None:
     """Print a line for each check."""
     options = tyro.cli(Options, args=argv, prog="remem check")
+    require_writable(options.out)
+    items = 5 if options.recall else 4
+    if options.item_dim < 1 or options.segment_len < items:
+        raise BadInput(
+            f"Items {options.item_dim} wide in segments of {options.segment_len} can't be checked; expected a width of "
+            f"at least 1, and --segment-len {items} or more, as long as the segments that are written."
+        )
     import torch
 
     from remem.checks.memorizer import CHECKS, check_endless
@@ -142,10 +152,18 @@ def _import(path: str) -> Memorizer:
     sys.path.insert(0, "")  # as `python -m` does: your own files are found from where you are
     try:
         make = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    # an empty name is a ValueError, and one that begins with a dot a TypeError
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise BadInput(f"{path!r} can't be imported ({error}); give PACKAGE.MODULE:FUNCTION.") from None
     from remem.model.interface import Memorizer
 
+    try:
+        with contextlib.suppress(ValueError):  # what is built in tells no signature
+            inspect.signature(make).bind()
+    except TypeError as error:
+        raise BadInput(
+            f"{path} can't be called without arguments ({error}); give a function that needs none."
+        ) from None
     memory = make()
     if not isinstance(memory, Memorizer):
         parts = [part for part in ("initial_state", "write", "write_stream", "memory", "compile_parts")

@@ -89,8 +89,7 @@ def _import(argv: list[str]) -> None:
     if options.task == "babi":
         from remem.data.babi_store import import_babi
 
-        for path in options.path:
-            _print_manifest(import_babi(path, folder))
+        _print_manifest(import_babi(options.path[0], folder, *options.path[1:]))
     else:
         _print_facts(_import_long(options, folder))
     print(f"prepared in {folder}")

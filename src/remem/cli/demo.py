@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import tyro
@@ -44,8 +45,9 @@ def main(argv: list[str]) -> None:
     for line in read_a_stream(model, seed=options.seed):
         console.print(line, highlight=False)
     console.print("\nThe same stream in a durable store, whose writer is killed in the middle of it:\n")
-    for line in survive_a_kill(model, options.out / "memories.db", seed=options.seed):
-        console.print(line, highlight=False)
+    with TemporaryDirectory(prefix="remem-demo-") as store:  # not beside the models, where a store of one's own may be
+        for line in survive_a_kill(model, Path(store) / "memories.db", seed=options.seed):
+            console.print(line, highlight=False)
 
 
 def demo_runs(options: Options) -> dict[str, Run]:
@@ -132,8 +134,6 @@ def survive_a_kill(model: Path, store: Path, *, seed: int) -> list[str]:
     from remem.service.engine import MemoryEngine
 
     stream = make_stream(seed)
-    for old in store.parent.glob(f"{store.name}*"):
-        old.unlink()
     writer = subprocess.Popen(
         [sys.executable, "-c", _WRITER, str(store), str(model), *map(str, stream.facts)],
         stdout=subprocess.PIPE,

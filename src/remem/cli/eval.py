@@ -40,6 +40,8 @@ def main(argv: list[str]) -> None:
     options = tyro.cli(Options, args=argv, prog="remem eval")
     if options.limit is not None and options.limit < 1:
         raise BadInput(f"--limit {options.limit}: expected at least one stream.")
+    if options.batch_size < 1:
+        raise BadInput(f"--batch-size {options.batch_size}: expected at least one stream at a time.")
     # what can't be tested is refused before torch is loaded, which takes seconds
     task_settings = from_json(Run, read_header(model_path(options.model), "run")["run"]).task
     if options.data is None:
@@ -66,6 +68,8 @@ def main(argv: list[str]) -> None:
         bundle.model.to(device), split, batch_size=options.batch_size, limit=options.limit, progress=progress
     )
     metrics = task.metrics(tally)
+    # they are of the task's own test streams, and say nothing about others
+    beside = task.beside() if options.data is None else {}
     if options.format == "json":
         parts = {task.part_names[p]: {"right": plain(r), "total": n} for p, (r, n) in sorted(tally.parts.items())}
         ages = [[age, plain(right), total] for age, (right, total) in sorted(tally.ages.items())]
@@ -75,7 +79,7 @@ def main(argv: list[str]) -> None:
                     "task": task.name,
                     "method": bundle.run.method,
                     "metrics": metrics,
-                    "beside": task.beside(),
+                    "beside": beside,
                     "parts": parts,
                     "by_age": ages,
                 },
@@ -84,5 +88,5 @@ def main(argv: list[str]) -> None:
         )
         return
     print(f"{task.name}/{bundle.run.method}, {tally.questions} questions on {seen} streams")
-    for name, value in (metrics | task.beside()).items():
+    for name, value in (metrics | beside).items():
         print(f"{name:<20} {value:8.2f}")

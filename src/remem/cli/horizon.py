@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from remem.cli.outputs import require_writable
 from remem.experiments.horizon import keep, table_of
 from remem.experiments.sweeps import format_sweep
 from remem.header import model_path, read_header
@@ -42,6 +43,7 @@ class Options:
 def main(argv: list[str]) -> None:
     """Measure, tell, keep."""
     options = tyro.cli(Options, args=argv, prog="remem horizon")
+    require_writable(options.results, folder=True)
     read_header(model_path(options.model), "run")  # what is no model is refused before torch is loaded
     from remem.training.horizon import measure
     from remem.training.run import pick_device

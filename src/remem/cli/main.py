@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import sys
 
 from remem.errors import BadInput, RememError
@@ -36,7 +38,33 @@ HELP = "usage: remem COMMAND [OPTIONS]\n\n" + "\n".join(f"  {name:<7} {text}" fo
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        try:
+            return _run(sys.argv[1:] if argv is None else argv)
+        finally:
+            # here, where a closed pipe can still be told from a failure, and not when Python ends
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BadInput as error:
+        print(f"remem: {error}", file=sys.stderr)
+        return 2
+    except RememError as error:
+        print(f"remem: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader of our output, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left goes nowhere
+        return 0
+    except OSError as error:
+        if error.filename is None and error.errno != errno.ENOSPC:
+            raise
+        print(f"remem: {error.filename or 'The output'} can't be read or written ({error.strerror}).", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nremem: stopped; what was saved is kept.", file=sys.stderr)
+        return 130
+
+
+def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(HELP + "\n\n`remem COMMAND --help` tells more.")
         return 0
@@ -49,18 +77,5 @@ def main(argv: list[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"remem: there is no command {name!r}. There are: {', '.join(COMMANDS)}.", file=sys.stderr)
         return 2
-    try:
-        importlib.import_module(f"remem.cli.{name}").main(rest)
-    except BadInput as error:
-        print(f"remem: {error}", file=sys.stderr)
-        return 2
-    except RememError as error:
-        print(f"remem: {error}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:  # the reader of our output, `head` say, has seen enough
-        sys.stderr.close()
-        return 0
-    except KeyboardInterrupt:
-        print("\nremem: stopped; what was saved is kept.", file=sys.stderr)
-        return 130
+    importlib.import_module(f"remem.cli.{name}").main(rest)
     return 0

@@ -9,6 +9,7 @@ from typing import Literal
 import tyro
 
 from remem.errors import BadInput
+from remem.header import model_path, read_header
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +62,10 @@ def main(argv: list[str]) -> None:
     """Open, print where and with which token, serve."""
     options = tyro.cli(Options, args=argv, prog="remem serve")
     try:
-        from remem.server.logs import use_json_logs
+        from remem.server.logs import log, use_json_logs
         from remem.server.metrics import MeteredNetwork, MeteredStore, Metrics
         from remem.server.reader import Reader
-        from remem.server.run import listen, serve
+        from remem.server.run import listen, require_certificate, serve
         from remem.server.service import Service
         from remem.server.settings import ServerSettings
         from remem.server.tokens import SCOPES, TokenFile
@@ -74,7 +75,7 @@ def main(argv: list[str]) -> None:
         ) from None
     from remem.service.engine import DEFAULT_TENANT, MemoryEngine
     from remem.service.expiry import checked_ttl
-    from remem.service.opening import open_network, open_store
+    from remem.service.opening import open_network, open_store, shown_store
     from remem.service.stores.sqlite import SqliteStore
 
     settings = ServerSettings(
@@ -92,8 +93,10 @@ def main(argv: list[str]) -> None:
         drain_seconds=options.drain_seconds,
     )
     checked_ttl(options.ttl)
+    require_certificate(settings)
     if options.backups is not None and not options.backups.is_dir():
         raise BadInput(f"{options.backups} is no folder; make it first, for the server's user alone.")
+    read_header(model_path(options.model), "run")  # before the store is made and a second process begins
     use_json_logs(options.log_level)
     tokens = TokenFile(options.tokens or tokens_beside(options.store))
     listener = listen(settings)
@@ -104,15 +107,18 @@ def main(argv: list[str]) -> None:
     engine = MemoryEngine.open(MeteredStore(opened, metrics), network, retention=options.retention, ttl=options.ttl)
     service = Service(engine, tokens, settings, metrics)
     if reader is not None:
-        reader.wait_until_ready()
-        service.use(reader)
+        try:
+            reader.wait_until_ready()
+            service.use(reader)
+        except ConnectionError:
+            log("reader lost", level=40, work="all")
 
     def on_start() -> None:
         host, port = listener.getsockname()[:2]
         kind = "https" if options.tls_cert else "http"
-        print(f"remem: serving {options.store} on {kind}://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
-        if not tokens.callers:
-            made = tokens.add(DEFAULT_TENANT, SCOPES)
+        at = f"{kind}://{f'[{host}]' if ':' in host else host}:{port}"
+        print(f"remem: serving {shown_store(options.store)} on {at}", flush=True)
+        if (made := tokens.add_first(DEFAULT_TENANT, SCOPES)) is not None:
             print(f"remem: token {made} (all scopes, tenant {DEFAULT_TENANT}; shown this once)", flush=True)
 
     serve(service, listener, on_start)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -35,7 +36,7 @@ def train_side_by_side(
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // at_once)))
         names = {f"{run.task.name}/{run.method}" for run in runs}
         team = _Team(environment, ["--device", device, "--results", str(results)], named=len(names) > 1)
-        with ThreadPoolExecutor(at_once) as threads:
+        with _told_to_end(), ThreadPoolExecutor(at_once) as threads:
             try:
                 codes = list(threads.map(team.train, runs, folders))
             except BaseException:
@@ -85,6 +86,20 @@ class _Team:
             self._stopped = True
             for process in self._working:
                 process.terminate()
+
+
+@contextmanager
+def _told_to_end() -> Iterator[None]:
+    """A kill, as an interrupt does, ends what was begun here; else the runs would go on by themselves."""
+
+    def end(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from remem.cli.outputs import require_writable
 from remem.errors import BadInput
 from remem.experiments.series import Series
 from remem.experiments.sweeps import FOLDER, format_sweep, make_sweep, tabulate
@@ -52,6 +53,8 @@ def main(argv: list[str]) -> None:
     options = tyro.cli(Options, args=argv, prog="remem sweep")
     sweep = make_sweep(options.task, options.over, options.methods)
     if not options.table:
+        require_writable(options.results, folder=True)
+        require_writable(options.runs, folder=True)
         if not sweep.values:
             raise BadInput(f"--over {options.over[0]} needs values, such as `--over K 10 15 20 25`.")
         runs = [_executed(run, options) for seed in options.seed for run in sweep.runs(seed)]

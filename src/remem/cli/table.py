@@ -34,6 +34,8 @@ def main(argv: list[str]) -> None:
     options = tyro.cli(Options, args=argv, prog="remem table")
     if options.task not in PAPER:
         raise BadInput(f"There is no task {options.task!r}. There are: {', '.join(PAPER)}.")
+    if options.brief and options.format == "json":
+        raise BadInput("--brief leaves columns out of md and csv; JSON holds them all, so give one or the other.")
     if not options.results.is_dir():
         raise BadInput(
             f"There is no folder {options.results} with records; train something, or name it with --results."

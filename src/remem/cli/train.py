@@ -10,11 +10,13 @@ from pathlib import Path
 
 import tyro
 
+from remem.cli.outputs import require_writable
 from remem.cli.side_by_side import train_side_by_side
 from remem.data.manifest import check_prepared
 from remem.errors import BadInput
 from remem.experiments.presets import PRESETS, find_preset, list_presets
 from remem.experiments.variation import name_variation
+from remem.settings.bounds import refuse_nonsense
 from remem.settings.codec import from_json
 from remem.settings.model import ModelSettings
 from remem.settings.run import Run, TrainSettings
@@ -66,6 +68,10 @@ class Options:
                 f"--method {self.method} is the name of another preset; train that by `remem train "
                 f"{self.task.name}/{self.method}`, or give this row a name of its own."
             )
+        if not self.seed or len(set(self.seed)) < len(self.seed):
+            raise BadInput(
+                f"--seed {' '.join(map(str, self.seed)) or 'names none'}: give each seed once, at least one."
+            )
         changed = Run(
             method=self.method,
             task=self.task,
@@ -98,8 +104,11 @@ def main(argv: list[str]) -> None:
     runs = [run for of_a_seed in zip(*rows, strict=True) for run in of_a_seed]
     folders = [_folder(options, run, alone=len(runs) == 1, several=len(presets) > 1) for run in runs]
     _refuse_used(folders)
+    require_writable(options.results, folder=True)
     if options.at_once < 1:
         raise BadInput(f"--at-once {options.at_once}: give the number of runs that may go on side by side, 1 or more.")
+    for run in runs:
+        refuse_nonsense(run)
     for task in {run.task.name: run.task for run in runs}.values():
         check_prepared(task)  # before torch is loaded, which takes seconds
     if options.at_once > 1 and len(runs) > 1:
@@ -134,6 +143,7 @@ def _folder(options: Options, run: Run, *, alone: bool, several: bool) -> Path:
 def _refuse_used(folders: list[Path]) -> None:
     """Never train over an earlier run; said before anything is spent."""
     for folder in folders:
+        require_writable(folder, folder=True)
         if (folder / "config.json").exists():
             raise BadInput(
                 f"{folder} already holds a run; go on with it by `remem train --resume {folder}`, "
@@ -151,9 +161,17 @@ def _again(folder: Path, argv: list[str], *, resume: bool) -> None:
         raise BadInput(f"{path} is damaged ({error}).") from None
     options = parse(run, argv, f"remem train {'--resume' if resume else '--from'} {folder}")
     if resume:
+        if options != replace(parse(run, [], ""), device=options.device, results=options.results):
+            raise BadInput(
+                f"{' '.join(argv)}: a run goes on as it began, with no other option than --device and --results; for "
+                f"other settings begin anew by `remem train --from {folder} --out FOLDER`."
+            )
         _train(run, folder, options, resume=True)
         return
-    target = options.out or folder.with_name(folder.name + "-again")
+    if len(options.seed) > 1 or options.at_once != 1:
+        raise BadInput(f"{' '.join(argv)}: --from repeats one run; give one seed, and no --at-once.")
+    named = folder if folder.name not in ("", "..") else folder.resolve()  # `--from .`
+    target = options.out or named.with_name(named.name + "-again")
     _refuse_used([target])
     _train(options.runs(run)[0], target, options, resume=False)
 

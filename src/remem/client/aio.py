@@ -10,8 +10,10 @@ from typing import Any, Literal, TypeVar
 import httpx
 
 from remem.client import calls
+from remem.client.numbering import Numbered
 from remem.client.retries import Patience, base_url, seconds_in, token_from
 from remem.service.errors import Expired, NotReady, ServiceError, UnknownStream
+from remem.service.events import FLUSH
 from remem.service.results import Answered, Appended, Inspected, Listed, Verified
 from remem.service.store import Deleted
 
@@ -39,11 +41,11 @@ class AsyncClient:
 
         Args:
             token: without it, the environment variable REMEM_TOKEN.
-            timeout: seconds for one try.
+            timeout: seconds for one try; for what may take a server minutes, such as a rebuild, at least five of them.
             patience: seconds for all tries of one call; 0 tries once.
             verify: how to check the server's certificate, as httpx takes it.
         """
-        self._patience = patience
+        self._patience, self._timeout = patience, timeout
         headers = {"Authorization": f"Bearer {token_from(token)}", "User-Agent": "remem"}
         limits = httpx.Limits(max_connections=64, max_keepalive_connections=64)
         self._http = httpx.AsyncClient(
@@ -172,9 +174,12 @@ class AsyncClient:
     async def _run(self, call: calls.Call[T]) -> T:
         content, patience = call.content(), Patience(self._patience, call.retry)
         headers = call.headers()
+        timeout = httpx.Timeout(self._timeout, read=max(self._timeout, call.seconds))
         while True:
             try:
-                reply = await self._http.request(call.method, call.path, content=content, headers=headers)
+                reply = await self._http.request(
+                    call.method, call.path, content=content, headers=headers, timeout=timeout
+                )
                 return calls.read_reply(call, reply.status_code, reply.headers.get("content-type", ""), reply.content)
             except ServiceError as error:
                 wait = patience.after_refusal(error, seconds_in(reply.headers))
@@ -185,42 +190,38 @@ class AsyncClient:
             await asyncio.sleep(wait)
 
 
-class AsyncStream:
+class AsyncStream(Numbered):
     """One stream of a server. It numbers what is appended, so that every append may be repeated safely.
 
     One writer at a time: if another one appends as well, `SequenceConflict` or `SequenceGap` is raised, and nothing is
-    renumbered; `resume()` goes on after what is there.
+    renumbered; `resume()` goes on after what is there. After an append that failed without a reply, or was cancelled,
+    the same events sent again keep their numbers; before others are sent, the server is asked whether it has those.
     """
 
     def __init__(self, client: AsyncClient, name: str) -> None:
         self._client, self.name = client, name
         self._lock = asyncio.Lock()
-        self.next_seq: int | None = None
-        """The number of the next event; None until the server was asked."""
 
     async def resume(self) -> int:
         """Ask the server where the stream is, and go on from there."""
         try:
-            self.next_seq = (await self._client.inspect(self.name)).next_seq
+            return self._go_on_from((await self._client.inspect(self.name)).next_seq)
         except (Expired, UnknownStream):
-            self.next_seq = 0
-        return self.next_seq
+            return self._go_on_from(0)
 
     async def append(self, events: Sequence[Any]) -> Appended:
         """Add events, all or none; returns when they are on the server's disk."""
         async with self._lock:
-            seq = await self.resume() if self.next_seq is None else self.next_seq
-            done = await self._client.append(self.name, events, seq=seq)
-            self.next_seq = seq + len(events)
-            return done
+            seq = await self.resume() if (known := self._seq_of(events)) is None else known
+            with self._storing(events, seq):
+                return await self._client.append(self.name, events, seq=seq)
 
     async def flush(self) -> Appended:
         """End the segment at hand, and wait until it is in the memory."""
         async with self._lock:
-            seq = await self.resume() if self.next_seq is None else self.next_seq
-            done = await self._client.flush(self.name, seq=seq)
-            self.next_seq = seq + 1
-            return done
+            seq = await self.resume() if (known := self._seq_of([FLUSH])) is None else known
+            with self._storing([FLUSH], seq):
+                return await self._client.flush(self.name, seq=seq)
 
     async def query(
         self,
@@ -258,14 +259,14 @@ class AsyncStream:
         """Put a copy in place of what the stream holds, and go on from there."""
         async with self._lock:
             done = await self._client.restore(self.name, name)
-            self.next_seq = done.next_seq
+            self._go_on_from(done.next_seq)
             return done
 
     async def rebuild(self, events: Sequence[Any] | None = None) -> Appended:
         """Fold the stream again, from its retained events or from those given."""
         async with self._lock:
             done = await self._client.rebuild(self.name, events)
-            self.next_seq = done.next_seq
+            self._go_on_from(done.next_seq)
             return done
 
     async def export(self) -> bytes:
@@ -276,12 +277,12 @@ class AsyncStream:
         """Make the stream of what `export` returned, and go on from there."""
         async with self._lock:
             done = await self._client.import_archive(self.name, archive)
-            self.next_seq = done.next_seq
+            self._go_on_from(done.next_seq)
             return done
 
     async def delete(self) -> Deleted:
         """Remove memory, events and snapshots; a later append begins the stream anew."""
         async with self._lock:
             gone = await self._client.delete(self.name)
-            self.next_seq = 0
+            self._go_on_from(0)
             return gone

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import quote
 
-from remem.service.errors import InvalidValue, NotReady, ServiceError, error_of
+from remem.service.errors import ERROR_TYPE, InvalidValue, NotReady, ServiceError, error_of
 from remem.service.events import Event
 from remem.service.limits import checked_name
 from remem.service.results import Answered, Appended, Inspected, Listed, Problem, Verified
 from remem.service.store import Deleted
 
 T = TypeVar("T")
+_LONG = 310.0  # the server gives up after 300
 
 
 class Said(NamedTuple):
@@ -39,6 +40,8 @@ class Call(Generic[T]):
     """Whether repeating it after a lost reply does no harm."""
     key: str | None = None
     """Tells the server that a repetition is one."""
+    seconds: float = 0.0
+    """How long the server may take for it, where that is longer than for others."""
 
     def headers(self) -> dict[str, str]:
         """What is sent beside the body."""
@@ -126,40 +129,40 @@ def delete(stream: str) -> Call[Deleted]:
 
 def snapshot(stream: str, name: str, key: str | None = None) -> Call[None]:
     """Keep a copy."""
-    return Call("POST", _path(stream, "snapshot"), lambda reply: None, {"name": name}, key=_key(key))
+    return Call("POST", _path(stream, "snapshot"), lambda reply: None, {"name": name}, key=_key(key), seconds=_LONG)
 
 
 def restore(stream: str, name: str, key: str | None = None) -> Call[Appended]:
     """Go back to a copy. Repeated, it would undo what came in between, were it not for its key."""
-    return Call("POST", _path(stream, "restore"), _of(Appended), {"name": name}, key=_key(key))
+    return Call("POST", _path(stream, "restore"), _of(Appended), {"name": name}, key=_key(key), seconds=_LONG)
 
 
 def rebuild(stream: str, events: Sequence[Any] | None, key: str | None = None) -> Call[Appended]:
     """Fold again."""
     body = {"events": None if events is None else [_event(event) for event in events]}
-    return Call("POST", _path(stream, "rebuild"), _of(Appended), body, key=_key(key))
+    return Call("POST", _path(stream, "rebuild"), _of(Appended), body, key=_key(key), seconds=_LONG)
 
 
 def export(stream: str) -> Call[bytes]:
     """The stream as a file."""
-    return Call("GET", _path(stream, "memory"), lambda reply: reply)
+    return Call("GET", _path(stream, "memory"), lambda reply: reply, seconds=_LONG)
 
 
 def import_archive(stream: str, archive: bytes) -> Call[Appended]:
     """A stream of a file. Repeated, it finds the same stream."""
     if not isinstance(archive, bytes):
         raise InvalidValue("An archive is bytes, as `export` returns them.", path="archive")
-    return Call("PUT", _path(stream, "memory"), _of(Appended), archive)
+    return Call("PUT", _path(stream, "memory"), _of(Appended), archive, seconds=_LONG)
 
 
 def backup() -> Call[dict[str, Any]]:
     """Copy the whole store. Repeated, there would be two copies."""
-    return Call("POST", "/v1/admin/backup", lambda reply: reply, retry=False)
+    return Call("POST", "/v1/admin/backup", lambda reply: reply, retry=False, seconds=_LONG)
 
 
 def verify() -> Call[Verified]:
     """Check the whole store."""
-    return Call("POST", "/v1/admin/verify", _verified)
+    return Call("POST", "/v1/admin/verify", _verified, seconds=_LONG)
 
 
 def models() -> Call[list[dict[str, Any]]]:
@@ -188,7 +191,8 @@ def read_reply(call: Call[T], status: int, kind: str, content: bytes) -> T:
         reply = None
     if status == 200 and kind == "application/json":
         return call.read(reply)
-    if isinstance(reply, dict) and "code" in reply:
+    # others say "code" too: a gateway in front is not the server, and its word on a call is another
+    if isinstance(reply, dict) and str(reply.get("type")).startswith(ERROR_TYPE):
         raise error_of(reply)
     raise NotReady(f"Something that is no remem server answered with the status {status}.", http_status=status)
 

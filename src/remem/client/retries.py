@@ -6,6 +6,7 @@ import os
 import random
 import time
 from typing import Any
+from urllib.parse import urlsplit
 
 from remem.errors import BadInput
 from remem.service.errors import ServiceError
@@ -60,7 +61,12 @@ def token_from(given: str | None) -> str:
 
 def base_url(url: str) -> str:
     """The server's address, checked."""
-    if not url.startswith(("http://", "https://")):
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, half a bracket
+        is_address = False
+    if not is_address:
         raise BadInput(f"{url!r} is no address of a server; expected http://HOST:PORT or https://HOST:PORT.")
     return url.rstrip("/")
 

@@ -11,8 +11,10 @@ from typing import Any, Literal, TypeVar
 import httpx
 
 from remem.client import calls
+from remem.client.numbering import Numbered
 from remem.client.retries import Patience, base_url, seconds_in, token_from
 from remem.service.errors import Expired, NotReady, ServiceError, UnknownStream
+from remem.service.events import FLUSH
 from remem.service.results import Answered, Appended, Inspected, Listed, Verified
 from remem.service.store import Deleted
 
@@ -40,11 +42,11 @@ class Client:
 
         Args:
             token: without it, the environment variable REMEM_TOKEN.
-            timeout: seconds for one try.
+            timeout: seconds for one try; for what may take a server minutes, such as a rebuild, at least five of them.
             patience: seconds for all tries of one call; 0 tries once.
             verify: how to check the server's certificate, as httpx takes it.
         """
-        self._patience = patience
+        self._patience, self._timeout = patience, timeout
         headers = {"Authorization": f"Bearer {token_from(token)}", "User-Agent": "remem"}
         limits = httpx.Limits(max_connections=64, max_keepalive_connections=64)
         self._http = httpx.Client(
@@ -171,9 +173,10 @@ class Client:
     def _run(self, call: calls.Call[T]) -> T:
         content, patience = call.content(), Patience(self._patience, call.retry)
         headers = call.headers()
+        timeout = httpx.Timeout(self._timeout, read=max(self._timeout, call.seconds))
         while True:
             try:
-                reply = self._http.request(call.method, call.path, content=content, headers=headers)
+                reply = self._http.request(call.method, call.path, content=content, headers=headers, timeout=timeout)
                 return calls.read_reply(call, reply.status_code, reply.headers.get("content-type", ""), reply.content)
             except ServiceError as error:
                 wait = patience.after_refusal(error, seconds_in(reply.headers))
@@ -184,42 +187,38 @@ class Client:
             time.sleep(wait)
 
 
-class Stream:
+class Stream(Numbered):
     """One stream of a server. It numbers what is appended, so that every append may be repeated safely.
 
     One writer at a time: if another one appends as well, `SequenceConflict` or `SequenceGap` is raised, and nothing is
-    renumbered; `resume()` goes on after what is there.
+    renumbered; `resume()` goes on after what is there. After an append that failed without a reply, or was cancelled,
+    the same events sent again keep their numbers; before others are sent, the server is asked whether it has those.
     """
 
     def __init__(self, client: Client, name: str) -> None:
         self._client, self.name = client, name
         self._lock = threading.Lock()
-        self.next_seq: int | None = None
-        """The number of the next event; None until the server was asked."""
 
     def resume(self) -> int:
         """Ask the server where the stream is, and go on from there."""
         try:
-            self.next_seq = (self._client.inspect(self.name)).next_seq
+            return self._go_on_from((self._client.inspect(self.name)).next_seq)
         except (Expired, UnknownStream):
-            self.next_seq = 0
-        return self.next_seq
+            return self._go_on_from(0)
 
     def append(self, events: Sequence[Any]) -> Appended:
         """Add events, all or none; returns when they are on the server's disk."""
         with self._lock:
-            seq = self.resume() if self.next_seq is None else self.next_seq
-            done = self._client.append(self.name, events, seq=seq)
-            self.next_seq = seq + len(events)
-            return done
+            seq = self.resume() if (known := self._seq_of(events)) is None else known
+            with self._storing(events, seq):
+                return self._client.append(self.name, events, seq=seq)
 
     def flush(self) -> Appended:
         """End the segment at hand, and wait until it is in the memory."""
         with self._lock:
-            seq = self.resume() if self.next_seq is None else self.next_seq
-            done = self._client.flush(self.name, seq=seq)
-            self.next_seq = seq + 1
-            return done
+            seq = self.resume() if (known := self._seq_of([FLUSH])) is None else known
+            with self._storing([FLUSH], seq):
+                return self._client.flush(self.name, seq=seq)
 
     def query(
         self,
@@ -257,14 +256,14 @@ class Stream:
         """Put a copy in place of what the stream holds, and go on from there."""
         with self._lock:
             done = self._client.restore(self.name, name)
-            self.next_seq = done.next_seq
+            self._go_on_from(done.next_seq)
             return done
 
     def rebuild(self, events: Sequence[Any] | None = None) -> Appended:
         """Fold the stream again, from its retained events or from those given."""
         with self._lock:
             done = self._client.rebuild(self.name, events)
-            self.next_seq = done.next_seq
+            self._go_on_from(done.next_seq)
             return done
 
     def export(self) -> bytes:
@@ -275,12 +274,12 @@ class Stream:
         """Make the stream of what `export` returned, and go on from there."""
         with self._lock:
             done = self._client.import_archive(self.name, archive)
-            self.next_seq = done.next_seq
+            self._go_on_from(done.next_seq)
             return done
 
     def delete(self) -> Deleted:
         """Remove memory, events and snapshots; a later append begins the stream anew."""
         with self._lock:
             gone = self._client.delete(self.name)
-            self.next_seq = 0
+            self._go_on_from(0)
             return gone

@@ -168,7 +168,7 @@ def _featured(path: Path, names: set[str]) -> Iterator[Video]:
             if key in names:
                 try:
                     yield _feature_video(key, np.load(file, mmap_mode="r", allow_pickle=False), str(file))
-                except ValueError as error:
+                except (ValueError, EOFError) as error:
                     raise BadInput(f"{file} is not an array of numbers ({error}).") from None
         return
     try:
@@ -179,7 +179,11 @@ def _featured(path: Path, names: set[str]) -> Iterator[Video]:
         with h5py.File(path, "r") as table:
             for key in table:
                 if key.removeprefix("v_") in names:
-                    dataset = table[key] if isinstance(table[key], h5py.Dataset) else next(iter(table[key].values()))
+                    dataset = (
+                        table[key] if isinstance(table[key], h5py.Dataset) else next(iter(table[key].values()), None)
+                    )
+                    if not isinstance(dataset, h5py.Dataset):
+                        raise BadInput(f"{path}, {key} holds no dataset; expected one array a video.")
                     yield _feature_video(key.removeprefix("v_"), dataset[...], f"{path}, {key}")
     except OSError as error:
         raise BadInput(f"{path} is not an HDF5 file, or it is damaged ({error}).") from None

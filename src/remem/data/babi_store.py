@@ -12,6 +12,7 @@ import json
 import lzma
 import re
 import tarfile
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -64,7 +65,7 @@ def _unpack(data: bytes, name: str) -> bytes:
 
 
 def _sources(path: Path) -> Iterator[_Source]:
-    """Every bAbI file below a folder, inside a tar archive, or the single file itself."""
+    """Every bAbI file below a folder, inside an archive (tar or zip), or the single file itself."""
     if path.is_dir():
         for file in sorted(path.rglob("qa*")):
             if source := _source(PurePosixPath(file.relative_to(path.parent).as_posix()), file.read_bytes):
@@ -79,15 +80,34 @@ def _sources(path: Path) -> Iterator[_Source]:
             # tarfile stops at the end marker; only the compressor's own end checks its checksum
             while archive.fileobj and archive.fileobj.read(1 << 20):
                 pass
+    elif zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as packed:
+            for entry in packed.infolist():
+                if source := _source(PurePosixPath(entry.filename), partial(packed.read, entry)):
+                    yield source._replace(read=partial(bytes, source.read()))
     elif source := _source(PurePosixPath(path.name), path.read_bytes):
         yield source
 
 
-def import_babi(path: Path, folder: Path) -> dict[str, Any]:
-    """Check all bAbI files at `path` and add them to the prepared `folder`; returns what was added.
+def import_babi(path: Path, folder: Path, *more: Path) -> dict[str, Any]:
+    """Check all bAbI files at `path`, and at more, and add them to the prepared `folder`; returns what was added.
 
     Nothing is written unless every file is sound.
     """
+    checked = _checked(path)
+    for other in more:
+        checked |= _checked(other)
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest = read_manifest(folder)
+    for (task, split), (data, entry) in checked.items():
+        _write(folder / f"qa{task}_{split}.txt.gz", gzip.compress(data, mtime=0))
+        manifest[f"qa{task}_{split}"] = entry
+    _write(folder / MANIFEST, json.dumps(dict(sorted(manifest.items())), indent=1).encode())
+    return {f"qa{task}_{split}": entry for (task, split), (_, entry) in checked.items()}
+
+
+def _checked(path: Path) -> dict[tuple[int, str], tuple[bytes, dict[str, Any]]]:
+    """The best file of each task and split at a path, with its entry in the manifest."""
     if not path.exists():
         raise BadInput(f"{path} does not exist; give a folder, a .tar.gz archive or a qaN_..._train.txt file.")
     best: dict[tuple[int, str], _Source] = {}
@@ -96,18 +116,14 @@ def import_babi(path: Path, folder: Path) -> dict[str, Any]:
             key = (source.task, source.split)
             if key not in best or source.rank < best[key].rank:
                 best[key] = source
-    except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+    # zipfile raises RuntimeError for what is encrypted, or packed in a way it does not know
+    except (
+        tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, zlib.error, lzma.LZMAError, RuntimeError,
+    ) as error:  # fmt: skip
         raise BadInput(f"{path} is not a sound archive ({error}); nothing was imported.") from None
     if not best:
         raise BadInput(f"{path} holds no bAbI file; expected names such as qa1_single-supporting-fact_train.txt.")
-    checked = {key: _check(source) for key, source in sorted(best.items())}
-    folder.mkdir(parents=True, exist_ok=True)
-    manifest = read_manifest(folder)
-    for (task, split), (data, entry) in checked.items():
-        _write(folder / f"qa{task}_{split}.txt.gz", gzip.compress(data, mtime=0))
-        manifest[f"qa{task}_{split}"] = entry
-    _write(folder / MANIFEST, json.dumps(dict(sorted(manifest.items())), indent=1).encode())
-    return {f"qa{task}_{split}": entry for (task, split), (_, entry) in checked.items()}
+    return {key: _check(source) for key, source in sorted(best.items())}
 
 
 def _check(source: _Source) -> tuple[bytes, dict[str, Any]]:
@@ -143,6 +159,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     except ValueError as error:
         raise BadInput(f"{path} is damaged ({error}); import the data again into an empty folder.") from None
+    if "task" in manifest:  # as other tasks write it
+        raise BadInput(f"{folder} holds prepared data of another kind than bAbI's; name another folder, or the --task.")
     return manifest
 
 

@@ -39,13 +39,17 @@ def import_clicks(task: str, paths: Sequence[Path], folder: Path) -> dict[str, A
     wanted, read, expected = _READERS[task]
     sources: dict[str, int] = {}
     with replacing(folder) as writer:
-        largest, users, events, names = 0, 0, 0, None
+        largest, users, events, names, seen = 0, 0, 0, None, set[str]()
         for path in paths:
             for name, file in files_of(path, lambda found: bool(wanted.fullmatch(base(found)))):
                 if names is not None:
                     raise BadInput(
                         f"{name} is a second log; give one file with all users, so that items have one number each."
                     )
+                # an archive and what was unpacked beside it: every user twice, and one of the two may train
+                if base(name) in seen:
+                    raise BadInput(f"{name} of {path} is the second {base(name)}; give every file once.")
+                seen.add(base(name))
                 found = read(name, file)
                 names = found.names if found.names is not None else names
                 for user in found.users:
@@ -77,17 +81,19 @@ def _put(writer: Writer, user: User) -> None:
         writer.append("targets", np.array([user.targets], dtype=np.int64))
 
 
-def _numbers(text: str, separator: str | None, name: str, line: int, what: str) -> Array:
+def _numbers(text: str, separator: str | None, name: str, line: int, what: str, largest: int = LARGEST) -> Array:
     fields = text.split(separator)
     try:
         numbers = np.array(fields, dtype=np.int64)
-    except (ValueError, OverflowError):
+    except OverflowError:
+        raise MalformedFile(name, line, f"a {what} is not between 0 and {largest}") from None
+    except ValueError:
         wrong = next(field for field in fields if not field.strip().isdecimal())
         raise MalformedFile(name, line, f"{wrong!r} is no {what}; expected a number of 0 or more") from None
     if not len(numbers):
         raise MalformedFile(name, line, f"there is no {what}")
-    if numbers.min() < 0 or numbers.max() > LARGEST:
-        raise MalformedFile(name, line, f"a {what} is not between 0 and {LARGEST}")
+    if numbers.min() < 0 or numbers.max() > largest:
+        raise MalformedFile(name, line, f"a {what} is not between 0 and {largest}")
     return numbers
 
 
@@ -113,7 +119,7 @@ def _assistments(name: str, file: BufferedIOBase) -> Found:
                 number, line = next(lines, (number + 1, ""))
                 if not line:
                     raise MalformedFile(name, number, f"the student's {what}s are missing")
-                rows.append(_numbers(line, ",", name, number, what))
+                rows.append(_numbers(line, ",", name, number, what, LARGEST // 2))
             if len({len(row) for row in rows}) > 1:
                 raise MalformedFile(name, number, "a student has as many problems as skills and responses, here not")
             if rows[2].max() > 1:
@@ -157,15 +163,17 @@ def _own_log(name: str, file: BufferedIOBase) -> Found:
 def _csv_columns(name: str, file: BufferedIOBase) -> tuple[Array, Array, Array]:
     users, items, times = [], [], array("d")
     reader = csv.reader((line + "\n" for _, line in lines_of(file, name)), strict=True)
-    header = next(reader, [])
-    columns = [header.index(column) if column in header else -1 for column in ("user", "item", "time")]
-    if -1 in columns:
-        raise MalformedFile(name, 1, "expected a header with the columns user, item and time")
     try:
+        header = next(reader, [])
+        columns = [header.index(column) if column in header else -1 for column in ("user", "item", "time")]
+        if -1 in columns:
+            raise MalformedFile(name, 1, "expected a header with the columns user, item and time")
         for row in reader:
             if len(row) != len(header):
                 raise MalformedFile(name, reader.line_num, f"{len(row)} fields; expected {len(header)}")
             user, item, time = (row[column] for column in columns)
+            if not user or not item:
+                raise MalformedFile(name, reader.line_num, f"the {'item' if user else 'user'} is missing")
             users.append(user)
             items.append(item)
             times.append(_time(time, name, reader.line_num))
@@ -178,14 +186,21 @@ def _csv_columns(name: str, file: BufferedIOBase) -> tuple[Array, Array, Array]:
 
 def _time(text: str, name: str, line: int) -> float:
     try:
+        return _seconds(text)
+    except ValueError:
+        raise MalformedFile(name, line, f"{text!r} is no time; expected a number or 2021-07-18T12:00:00") from None
+
+
+def _seconds(text: str) -> float:
+    """A number, or a date as seconds; numpy would also read nothing at all, and the word `now`, as dates."""
+    try:
         value = float(text)
     except ValueError:
-        try:
-            value = float(np.datetime64(text.strip().removesuffix("Z"), "us").astype(np.int64)) / 1e6
-        except ValueError:
-            raise MalformedFile(name, line, f"{text!r} is no time; expected a number or 2021-07-18T12:00:00") from None
+        if not text.strip()[:4].isdigit():
+            raise
+        value = float(np.datetime64(text.strip().removesuffix("Z"), "us").astype(np.int64)) / 1e6
     if value != value:
-        raise MalformedFile(name, line, "the time is not a number")
+        raise ValueError("not a number")
     return value
 
 
@@ -209,6 +224,10 @@ def _parquet_columns(name: str, file: BufferedIOBase) -> tuple[Array, Array, Arr
     if not len(columns[0]):
         raise BadInput(f"{name} holds no event.")
     users, items, times = columns
+    if times.dtype == object and isinstance(times[0], str):  # as words 10 would come before 9
+        times = np.array([_time(text, name, row) for row, text in enumerate(times.tolist(), start=1)])
+    if times.dtype.kind == "f" and np.isnan(times).any():
+        raise BadInput(f"{name}: the column 'time' holds what is not a number.")
     return users, items, times
 
 

@@ -89,9 +89,9 @@ class ClickLog:
 
     @cached_property
     def popularity(self) -> Ints:
-        """Events of training users with an item of each number or a smaller one."""
+        """Events of training users with an item of each number or a smaller one; of all where none are for training."""
         counts = np.zeros(self.num_items, dtype=np.int64)
-        for user in self.numbers("train"):
+        for user in self.numbers("train") or range(len(self.users)):
             np.add.at(counts, self.history(user), 1)
         return counts.cumsum()
 

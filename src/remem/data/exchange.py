@@ -145,14 +145,19 @@ def make_exchange(stories: dict[int, list[Story]], codec: TextCodec, ways: int, 
     words = torch.arange(len(codec.words)).expand(parts, ways, -1).clone()
     answers = torch.arange(codec.num_answers).expand(parts, ways, -1).clone()
     for part, told in stories.items():
-        groups = exchangeable(told)
+        # an answer may name what no story does, and then no word has its number to change places with
+        groups = [
+            [word for word in group if (word in codec.word_index) == told_of]
+            for group in exchangeable(told)
+            for told_of in (True, False)
+        ]
         orders = [StableRandom(part, "exchange", *group).permutations(ways, len(group)).tolist() for group in groups]
         for way in range(ways):
             mapping: dict[str, str] = {}
             for group, order in zip(groups, orders, strict=True):
                 mapping.update(zip(group, (group[i] for i in order[way]), strict=True))
             for old, new in mapping.items():
-                if old in codec.word_index:  # an answer may name what no story does
+                if old in codec.word_index:
                     words[part, way, codec.word_index[old]] = codec.word_index[new]
             images = (codec.answer_index.get(_exchange(answer, mapping), UNSEEN_ANSWER) for answer in codec.answers)
             answers[part, way] = torch.tensor(list(images))

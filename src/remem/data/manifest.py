@@ -12,6 +12,7 @@ from remem.settings.tasks import ActivityNetQATask, BabiTask, ClickTask, Narrati
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+REPLACED = ".replaced"  # ends the name of what was there, until the new data stands in its place
 
 
 def read_prepared(folder: Path, task: str, how: str) -> dict[str, Any]:
@@ -19,7 +20,9 @@ def read_prepared(folder: Path, task: str, how: str) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
     except (OSError, json.JSONDecodeError):
-        raise BadInput(f"{folder} holds no prepared {task} data; make it with `{how}`.") from None
+        left = folder.with_name(folder.name + REPLACED)
+        kept = f" What it held before an import was killed is in {left}: rename it to go on." if left.exists() else ""
+        raise BadInput(f"{folder} holds no prepared {task} data; make it with `{how}`.{kept}") from None
     if manifest.get("task") != task or manifest.get("format") != FORMAT:
         raise BadInput(f"{folder} holds prepared data of another kind than {task}; import it again with `{how}`.")
     return manifest

@@ -28,6 +28,7 @@ SPLITS = ("train", "valid", "test", "unlabelled")
 UNKNOWN_EVIDENCE = -1
 _DUMPS = {"train.json": "train", "dev.json": "valid", "valid.json": "valid", "test.json": "test"}
 _STORY = re.compile(r".*-story\.csv$")
+_TWICE = "another file has asked about this document before; give every file once"
 _SETS = {"train": "train", "valid": "valid", "dev": "valid", "val": "valid", "test": "test"}
 
 
@@ -60,7 +61,8 @@ def import_narrativeqa(paths: Sequence[Path], folder: Path) -> dict[str, Any]:
             source = "*-story.csv" if _STORY.match(name) else name
             kept[source] = kept.get(source, 0) + _read(name, file, documents, asked)
     for identity, questions in asked.items():
-        if identity in documents:
+        # what a dump asks about a document is what the official file asks; the dump also tells where the answer stands
+        if identity in documents and not documents[identity].questions:
             documents[identity].questions += questions
     if not any(document.questions for document in documents.values()):
         given = ", ".join(map(str, paths))
@@ -89,27 +91,39 @@ def _read(name: str, file: BufferedIOBase, documents: dict[str, Document], asked
     if kind in _DUMPS:
         return _read_dump(name, file, _DUMPS[kind], documents)
     if kind == "qaps.csv":
-        rows = 0
-        for rows, row in _table(
-            name, file, "document_id", "question_tokenized", "answer1_tokenized", "answer2_tokenized"
-        ):
-            words = [row[c].lower().split() for c in ("question_tokenized", "answer1_tokenized", "answer2_tokenized")]
-            if not all(words):
-                raise MalformedFile(name, rows, "a question or an answer has no word")
-            asked.setdefault(row["document_id"], []).append(Asked(words[0], (words[1], words[2])))
-        return rows
+        return _read_questions(name, file, asked)
     if kind == "summaries.csv":
         return _read_summaries(name, file, documents)
     return _read_story(name, file, documents)
+
+
+def _read_questions(name: str, file: BufferedIOBase, asked: dict[str, list[Asked]]) -> int:
+    rows, earlier, columns = 0, set(asked), ("question_tokenized", "answer1_tokenized", "answer2_tokenized")
+    for number, row in _table(name, file, "document_id", *columns):
+        words = [row[column].lower().split() for column in columns]
+        if not all(words):
+            raise MalformedFile(name, number, "a question or an answer has no word")
+        if row["document_id"] in earlier:
+            raise MalformedFile(name, number, _TWICE)
+        asked.setdefault(row["document_id"], []).append(Asked(words[0], (words[1], words[2])))
+        rows += 1
+    return rows
 
 
 def _read_dump(name: str, file: BufferedIOBase, split: str, documents: dict[str, Document]) -> int:
     entries = json_of(file, name)
     if not isinstance(entries, list):
         raise MalformedFile(name, 1, "expected a list of questions")
+    earlier = {identity for identity, document in documents.items() if document.questions}
     for number, entry in enumerate(entries, start=1):
         with entry_of(name, number):
+            if not isinstance(entry["_id"], str):
+                raise BadInput(f"_id is {entry['_id']!r}; expected text.")
+            if entry["_id"] in earlier:
+                raise BadInput(f"{_TWICE}.")
             words = entry["context.tokens"].lower().split()
+            if not words:
+                raise BadInput("the summary has no word.")
             document = documents.setdefault(entry["_id"], Document(split, words))
             if not document.questions:  # an unlabelled copy of the summary may have come first
                 document.split, document.words = split, words

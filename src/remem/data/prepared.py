@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from remem.data.manifest import FORMAT, MANIFEST, read_prepared
+from remem.data.manifest import FORMAT, MANIFEST, REPLACED, read_prepared
 from remem.errors import BadInput
 
 Array = npt.NDArray[Any]
@@ -56,7 +56,10 @@ class Writer:
         for line in lines:
             if "\n" in line:
                 raise BadInput(f"{line!r} holds a line break; names are kept one a line.")
-            self._file(f"{name}.txt").write(line.encode() + b"\n")
+            try:
+                self._file(f"{name}.txt").write(line.encode() + b"\n")
+            except UnicodeEncodeError:  # JSON can spell half of a character
+                raise BadInput(f"{line!r} holds half a character (a lone surrogate), which is no text.") from None
             self._lists[name] += 1
 
     def finish(self, task: str, **facts: Any) -> dict[str, Any]:
@@ -88,13 +91,16 @@ class Writer:
 @contextmanager
 def replacing(folder: Path) -> Iterator[Writer]:
     """A writer into a new folder that takes the place of `folder` once nothing has gone wrong."""
-    fresh = folder.with_name(folder.name + ".importing")
+    folder = folder.resolve()  # a folder named `.` or by a link has its neighbours elsewhere
+    old, fresh = (folder.with_name(folder.name + ending) for ending in (REPLACED, ".importing"))
+    if old.exists() and not folder.exists():  # an import was killed between its two renames
+        old.rename(folder)
+    _refuse_foreign(folder)
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     try:
         with Writer(fresh) as writer:
             yield writer
-        old = folder.with_name(folder.name + ".replaced")
         shutil.rmtree(old, ignore_errors=True)
         if folder.exists():
             folder.rename(old)
@@ -102,6 +108,32 @@ def replacing(folder: Path) -> Iterator[Writer]:
         shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """What lies in the folder will be removed, so nothing may lie there that an import did not write."""
+    if not folder.exists():
+        return
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        own = {
+            MANIFEST,
+            *(f"{name}.bin" for name in manifest["arrays"]),
+            *(f"{name}.txt" for name in manifest["lists"]),
+        }
+    except OSError:
+        own = set()
+    except (ValueError, KeyError, TypeError):
+        raise BadInput(
+            f"{folder / MANIFEST} is damaged or of other data, so that what else lies there can't be told from files "
+            "of your own; remove the folder, or name another one with --into."
+        ) from None
+    foreign = sorted({path.name for path in folder.iterdir()} - own) if folder.is_dir() else [folder.name]
+    if foreign:
+        raise BadInput(
+            f"{folder} holds {foreign[0]!r}, which is no part of prepared data and would be removed; "
+            "move it away, or name another folder with --into."
+        )
 
 
 class Prepared:

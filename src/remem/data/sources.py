@@ -10,14 +10,15 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from io import BufferedIOBase
+from io import BufferedIOBase, BufferedReader, RawIOBase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from remem.data.babi_format import MalformedFile
 from remem.errors import BadInput
 
-_DAMAGED = (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, zlib.error, lzma.LZMAError)
+# zipfile raises RuntimeError for what is encrypted, or packed in a way it does not know
+_DAMAGED = (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, zlib.error, lzma.LZMAError, RuntimeError)
 
 
 def files_of(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, BufferedIOBase]]:
@@ -27,12 +28,45 @@ def files_of(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, B
     """
     if not path.exists():
         raise BadInput(f"{path} does not exist; give a folder, an archive or a file.")
+    with _told_damage(path):
+        for name, content in _files(path, path.name, wanted):
+            yield name, BufferedReader(_Content(content, path))
+
+
+@contextmanager
+def _told_damage(path: Path) -> Iterator[None]:
     try:
-        yield from _files(path, path.name, wanted)
+        yield
     except _DAMAGED as error:
         if isinstance(error, FileNotFoundError | PermissionError):
             raise BadInput(f"{error.filename} cannot be read ({error.strerror}).") from None
         raise BadInput(f"{path} is damaged or not what its name says ({error}); nothing was imported.") from None
+
+
+class _Content(RawIOBase):
+    """A file's content; it is read where it is used, far from whoever opened it, and most damage shows only then."""
+
+    def __init__(self, file: BufferedIOBase, path: Path) -> None:
+        self._file, self._path = file, path
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self._file.seekable()
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        with _told_damage(self._path):
+            return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def readinto(self, buffer: Any, /) -> int:
+        with _told_damage(self._path):
+            read = self._file.read(len(buffer))
+        buffer[: len(read)] = read
+        return len(read)
 
 
 def _files(path: Path, name: str, wanted: Callable[[str], bool]) -> Iterator[tuple[str, BufferedIOBase]]:
@@ -40,7 +74,7 @@ def _files(path: Path, name: str, wanted: Callable[[str], bool]) -> Iterator[tup
         for file in sorted(path.rglob("*")):
             if file.is_file():
                 yield from _files(file, file.relative_to(path).as_posix(), wanted)
-    elif zipfile.is_zipfile(path):
+    elif zipfile.is_zipfile(path) or path.suffix == ".zip":  # one that is cut off has lost its mark
         with zipfile.ZipFile(path) as archive:
             for entry in archive.infolist():
                 if not entry.is_dir() and wanted(entry.filename):
@@ -91,6 +125,8 @@ def json_of(file: BufferedIOBase, name: str) -> Any:
         raise MalformedFile(name, error.object[: error.start].count(b"\n") + 1, "the text is not UTF-8") from None
     except json.JSONDecodeError as error:
         raise MalformedFile(name, error.lineno, f"this is not JSON ({error.msg})") from None
+    except RecursionError:
+        raise MalformedFile(name, 1, "this is JSON in more layers than any of our files has") from None
 
 
 @contextmanager

@@ -184,7 +184,11 @@ def export_jsonl(task: SyntheticTask, split: str, path: Path) -> int:
     """Write a split as JSON lines (`stream`, `query`, `answer`, `evidence_start`); returns the number of streams."""
     per_chain = task.samples_per_chain if split == "train" else task.eval_samples_per_chain
     columns = _place(task, logic_chains(task), split, per_chain)
-    with path.open("w") as out:
+    try:
+        out = path.open("w")
+    except OSError as error:
+        raise BadInput(f"{path} cannot be written ({error.strerror}); name a file in a folder that exists.") from None
+    with out:
         for stream, query, answer, start in zip(*columns, strict=True):
             row = {"stream": stream.tolist(), "query": int(query), "answer": int(answer), "evidence_start": int(start)}
             out.write(json.dumps(row) + "\n")

@@ -8,7 +8,7 @@ from typing import Any
 
 from remem.errors import BadInput
 from remem.experiments.records import Record
-from remem.experiments.tables import Runs, Table, format_columns, spread
+from remem.experiments.tables import Runs, Table, count_runs, format_columns, spread
 
 Counts = dict[int, tuple[float, int]]  # age in segments -> right answers (or reciprocal ranks), all answers
 MOST_ROWS = 10
@@ -31,7 +31,7 @@ def make_forgetting(task: str, runs: Runs, bin_width: int | None = None) -> Tabl
     return {
         "task": task,
         "bin_width": width,
-        "seeds": {method: len(group) for method, group in runs.items()},
+        **count_runs(runs),
         "rows": rows,
         "overall": {method: _accuracy(group, ages) for method, group in counts.items()},
         "slope": {method: spread([s for s in map(slope, group) if s is not None]) for method, group in counts.items()},
@@ -105,7 +105,7 @@ def format_forgetting(table: Table, style: str) -> str:
     rows += [("all", table["overall"]), ("points lost per segment", table["slope"])]
     if any(cell["n"] for cell in table["slope_within"].values()):
         rows.append(("the same within each part", table["slope_within"]))
-    return format_columns("age (segments)", table["seeds"], rows, style)
+    return format_columns("age (segments)", table["seeds"], rows, style, table["runs"])
 
 
 def age_label(age: list[int]) -> str:

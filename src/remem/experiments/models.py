@@ -37,7 +37,10 @@ PAPER_CLICKS = replace(
 
 
 def _improved(paper: ModelSettings, *, dropout: float, light: bool = False, **reasoner: Any) -> ModelSettings:
-    """`rm` for a long task: thinking layers, and dropout, as there are few streams; `light` rehearses as `RM_TEXT`."""
+    """`rm` for a long task: thinking layers, and dropout, as there are few streams; `light` rehearses as `RM_TEXT`.
+
+    Only a Transformer encoder drops: the reasoner's dropout, which the records hold, does nothing without slot layers.
+    """
     model = rm_improvements(paper)
     scale = 0.1 if light else 1.0
     return replace(

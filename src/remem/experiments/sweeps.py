@@ -78,16 +78,27 @@ def make_sweep(task: str, over: Sequence[str], methods: Sequence[str]) -> Sweep:
 def _parse(text: str) -> Any:
     """A number, true, false or null as in JSON; anything else is a word."""
     try:
-        return json.loads(text)
+        return _hashable(json.loads(text))
     except json.JSONDecodeError:
         return text
+
+
+def _hashable(value: Any) -> Any:
+    """A setting may be a list; as the value of a point it is a tuple."""
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
+
+
+def _order(value: Any) -> tuple[bool, float, str]:
+    """Numbers first; words, lists and nothing at all have no order with them, nor with each other."""
+    number = isinstance(value, int | float)
+    return not number, value if number else 0.0, str(value)
 
 
 def tabulate(sweep: Sweep, results: Path, metric: str | None = None) -> Table:
     """Test metric by value and method, mean and spread over seeds; without values or methods, all that have records."""
     found = _points(sweep, read_records(results / FOLDER, sweep.task))
     methods = [m for m in sweep.methods or methods_of(sweep.task) if any(m == method for method, _ in found)]
-    values = sweep.values or tuple(sorted({value for _, value in found}, key=lambda v: (isinstance(v, str), v)))
+    values = sweep.values or tuple(sorted({value for _, value in found}, key=_order))
     chosen = [found[point] for point in ((m, v) for m in methods for v in values) if point in found]
     if not chosen:
         raise BadInput(
@@ -123,7 +134,7 @@ def _points(sweep: Sweep, records: list[Record]) -> dict[tuple[str, Any], list[R
         differing = differences(preset, record["config"])
         if set(differing) <= {sweep.field}:
             value = differing.get(sweep.field, leaves(preset)[sweep.field])
-            points.setdefault((method, value), []).append(record)
+            points.setdefault((method, _hashable(value)), []).append(record)
     return points
 
 

@@ -106,10 +106,18 @@ def make_parts(task: str, runs: Runs) -> Table:
 
     return {
         "task": task,
-        "seeds": {method: len(group) for method, group in runs.items()},
+        **count_runs(runs),
         "rows": [{"part": name, "cells": cells(name)} for name in sorted(names, key=lambda name: int(name[2:]))],
         "mean_error": cells("error"),
         "failed_tasks": cells("failed_tasks"),
+    }
+
+
+def count_runs(runs: Runs) -> dict[str, dict[str, int]]:
+    """Runs of each method, and their seeds: one trained again by other code has a second record."""
+    return {
+        "runs": {method: len(group) for method, group in runs.items()},
+        "seeds": {method: len({record["seed"] for _, record in group}) for method, group in runs.items()},
     }
 
 
@@ -128,7 +136,7 @@ def format_parts(table: Table, style: str) -> str:
     """One row per bAbI task, as Markdown or CSV."""
     rows = [(row["part"], row["cells"]) for row in table["rows"]]
     rows += [("mean error", table["mean_error"]), ("failed tasks", table["failed_tasks"])]
-    return format_columns("error (%)", table["seeds"], rows, style)
+    return format_columns("error (%)", table["seeds"], rows, style, table["runs"])
 
 
 def format_table(table: Table, style: str) -> str:
@@ -192,16 +200,20 @@ def _quoted(paper: dict[str, Any]) -> str:
     return f"{text} ({', '.join(extra)})" if extra else text
 
 
-def format_columns(corner: str, seeds: dict[str, int], rows: list[tuple[str, Cells]], style: str) -> str:
+def format_columns(
+    corner: str, seeds: dict[str, int], rows: list[tuple[str, Cells]], style: str, runs: dict[str, int] | None = None
+) -> str:
     """One column per method: mean ± spread (questions) in Markdown; in CSV each number has a column of its own."""
     if style == "csv":
         keys = [
             key for key in ("mean", "std", "n", "questions") if any(key in c for _, row in rows for c in row.values())
         ]
-        header = [corner, *(f"{method} {'seeds' if key == 'n' else key}" for method in seeds for key in keys)]
+        header = [corner, *(f"{method} {'runs' if key == 'n' else key}" for method in seeds for key in keys)]
         values = [[label, *(_plain(row[m].get(key)) for m in seeds for key in keys)] for label, row in rows]
         return format_lines(header, values, style)
-    header = [corner, *(f"{method}, {n} seed{'s' if n > 1 else ''}" for method, n in seeds.items())]
+    again = {method: f"{n} runs of " for method, n in (runs or {}).items() if n > seeds[method]}
+    told = (f"{method}, {again.get(method, '')}{n} seed{'s' if n > 1 else ''}" for method, n in seeds.items())
+    header = [corner, *told]
     return format_lines(header, [[label, *(_mean_and_spread(row[m]) for m in seeds)] for label, row in rows], style)
 
 

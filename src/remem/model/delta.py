@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from remem.data.batch import Candidates, Segment
 from remem.model.interface import EmbeddedStream, Trace
 from remem.model.machine import SlotState
+from remem.model.packing import without_padding
 from remem.ops.precision import at_least_float32
 
 _FIRST_GAIN = 2.0  # nearly all of an item then goes to one or two slots of twenty
@@ -102,13 +103,13 @@ class DeltaMachine(nn.Module):
 
     def write(self, state: SlotState, segment: Segment) -> SlotState:
         """M^{t+1} from M^t and the segment X^t."""
-        found = self.addresses(segment.items)
+        found = self.addresses(without_padding(*segment))
         turns = one_after_another(found, segment.mask)
         return SlotState(self._write(state.slots, found, turns, segment.mask.any(dim=1))[0])
 
     def write_stream(self, state: SlotState, stream: EmbeddedStream) -> Trace:
         """All segments in turn; but for what the slots hold, all is found in one call."""
-        found = self.addresses(stream.items)
+        found = self.addresses(without_padding(stream.items, stream.item_mask))
         turns = one_after_another(found, stream.item_mask)
         real = stream.item_mask.any(dim=1)[stream.order] & stream.segment_mask
         slots, memories, new = state.slots, [state.slots], list[Tensor]()
@@ -118,7 +119,8 @@ class DeltaMachine(nn.Module):
             memories.append(slots)
             new.append(added.detach().sum())
         count = (stream.item_mask.sum(dim=1)[stream.order] * stream.segment_mask).sum().clamp(min=1)
-        figures = {"new_share": torch.stack(new).sum() / count, "keep": torch.sigmoid(self.keep.detach())}
+        added = torch.stack(new or [slots.new_zeros(())])  # of no segment, nothing
+        figures = {"new_share": added.sum() / count, "keep": torch.sigmoid(self.keep.detach())}
         return Trace(SlotState(slots), torch.stack(memories, dim=1), figures, {})
 
     def compile_parts(self, backend: str) -> None:

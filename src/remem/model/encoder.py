@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from remem.model.packing import without_padding
 from remem.model.recurrent import BiGRU
 from remem.model.transformer import EncoderLayer, PositionCode, attendable, final_norm
 
@@ -31,7 +32,7 @@ class TransformerEncoder(nn.Module):
         self.norm = final_norm(item_dim, pre_norm)
 
     def forward(self, items: Float[Tensor, "s n d"], mask: Bool[Tensor, "s n"]) -> Float[Tensor, "s n d"]:
-        features, open_mask = self.position(items), attendable(mask)
+        features, open_mask = self.position(without_padding(items, mask)), attendable(mask)
         for layer in self.layers:
             features = layer(features, open_mask)
         return self.norm(features)
@@ -45,5 +46,5 @@ class GRUEncoder(nn.Module):
         self.gru = BiGRU(input_dim=item_dim, output_dim=item_dim)
 
     def forward(self, items: Float[Tensor, "s n d"], mask: Bool[Tensor, "s n"]) -> Float[Tensor, "s n d"]:
-        features, _ = self.gru(items, mask)
+        features, _ = self.gru(without_padding(items, mask), mask)
         return features

@@ -13,6 +13,8 @@ from remem.data.batch import StreamBatch
 from remem.errors import BadInput
 from remem.model.interface import gather_rows
 
+_HALF = 0.5 + 1e-9  # 45 times 0.7 is 31.5, but a little less in binary
+
 
 class Fragments(NamedTuple):
     """B segments of each stream with half of their items masked, and their negatives' items."""
@@ -44,7 +46,7 @@ def make_fragments(
     segments = gather_rows(stream.order, chosen)
     items, item_mask = stream.items[segments], stream.item_mask[segments] & chosen_mask[..., None]
     masked = choose_share(item_mask, mask_ratio)
-    replaced = choose_share(item_mask & ~masked, replace_ratio)
+    replaced = choose_share(item_mask & ~masked, replace_ratio, least=1)  # or nothing tells the negative apart
     others = items_of_others(stream, item_mask.shape)
     negative_items = torch.where(replaced.view(*replaced.shape, *(1,) * (items.ndim - 3)), others, items)
     most = share_of(item_mask.shape[-1], mask_ratio)
@@ -60,12 +62,15 @@ def true_places(mask: Bool[Tensor, "*b n"], most: int) -> tuple[Int[Tensor, "*b 
 
 def share_of(count: int, ratio: float) -> int:
     """Ratio times count, halves rounded up: how many of a full row are chosen."""
-    return math.floor(count * ratio + 0.5)
+    return math.floor(count * ratio + _HALF)
 
 
-def choose_share(candidates: Bool[Tensor, "*b n"], ratio: float) -> Bool[Tensor, "*b n"]:
-    """A random share of each row's candidates, of exact size: ratio times their number, halves rounded up."""
-    count = (candidates.sum(dim=-1, keepdim=True) * ratio + 0.5).floor()
+def choose_share(candidates: Bool[Tensor, "*b n"], ratio: float, *, least: int = 0) -> Bool[Tensor, "*b n"]:
+    """A random share of each row's candidates, of exact size: ratio times their number, halves rounded up.
+
+    `least` of them are chosen where there are as many.
+    """
+    count = (candidates.sum(dim=-1, keepdim=True).double() * ratio + _HALF).floor().clamp(min=least)
     noise = torch.rand(candidates.shape, device=candidates.device).masked_fill(~candidates, 2.0)
     # the rank of each by comparing all pairs: rows are short, and a sort takes a GPU many times as long
     place = torch.arange(noise.shape[-1], device=noise.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
@@ -36,3 +36,8 @@ def pack(
     packed = torch.zeros(b, length + 1, dtype=rows.dtype, device=rows.device).scatter(1, target, rows)[:, :length]
     read = torch.nn.functional.pad(place[:, n - 1 :: n], (1, 0))
     return Packed(packed, torch.arange(length, device=order.device) < read[:, -1:], read)
+
+
+def without_padding(items: Float[Tensor, "*s n d"], mask: Bool[Tensor, "*s n"]) -> Float[Tensor, "*s n d"]:
+    """What stands at a padded item may be NaN, and NaN times a weight or a gradient of zero is NaN."""
+    return items.masked_fill(~mask[..., None], 0.0)

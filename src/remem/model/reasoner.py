@@ -119,7 +119,9 @@ class MultiHopReasoner(nn.Module):
             scores = at_least_float32(hop(query, memory))
             if seen is not None:
                 scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
-            weights.append(scores.softmax(dim=-1))
+            shares = scores.softmax(dim=-1)
+            # of nothing seen a softmax would look at all there is, and what follows the question is among it
+            weights.append(shares if seen is None else shares * seen.any(dim=-1, keepdim=True))
             evidence = (weights[-1].to(memory.dtype)[..., None, :] @ memory).squeeze(-2)  # [*b, d]
             query = next_query(torch.cat([evidence, query], dim=-1))
         return query, torch.stack(weights, dim=-2)

@@ -38,6 +38,11 @@ class PositionCode(nn.Module):
             self.register_buffer("table", sinusoids(length, dim), persistent=False)
 
     def forward(self, items: Float[Tensor, "... n d"]) -> Float[Tensor, "... n d"]:
+        if items.shape[-2] > len(self.table):
+            raise BadInput(
+                f"{items.shape[-2]} items were given where {len(self.table)} places are known; cut the stream into "
+                "shorter segments, or build the model with a larger segment_len."
+            )
         return items + self.table[: items.shape[-2]]
 
 

@@ -17,6 +17,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 HEADER = Path(__file__).with_name("vector_math.h")
@@ -34,8 +35,15 @@ def library(source: Path) -> ctypes.CDLL | None:
         return None
     try:
         return ctypes.CDLL(str(_compiled(source, compiler)))
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, subprocess.SubprocessError, RuntimeError):  # the last where a user has no home folder
         return None
+
+
+# or torch.compile would look inside, where it must give up
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def there(source: Path) -> bool:
+    """Whether the kernels of a C file can be had."""
+    return library(source) is not None
 
 
 def _compiled(source: Path, compiler: str) -> Path:

@@ -46,9 +46,10 @@ def bounded_protocol(settings: ServerSettings) -> type[HttpToolsProtocol]:
     """uvicorn's protocol with the settings' bounds."""
 
     class BoundedProtocol(HttpToolsProtocol):
-        """Counts what comes before the end of the headers."""
+        """Counts what comes before the end of the headers, and in their place after a body."""
 
         _in_headers = True
+        _moved = False
         _unparsed = 0
         _timer: asyncio.TimerHandle | None = None
         _refused = False
@@ -67,21 +68,28 @@ def bounded_protocol(settings: ServerSettings) -> type[HttpToolsProtocol]:
         def data_received(self, data: bytes) -> None:
             if self._refused:
                 return
-            in_headers = self._in_headers
+            in_headers, self._moved = self._in_headers, False
             super().data_received(data)
-            if in_headers and self._in_headers:
+            under_way = self.cycle is not None and not self.cycle.response_complete
+            if (in_headers and self._in_headers) or not (in_headers or self._in_headers or self._moved):
                 self._unparsed += len(data)
                 if self._unparsed > settings.header_bytes:
-                    self._refuse(_long_headers(settings))
+                    if self._in_headers or under_way:
+                        self._refuse(_long_headers(settings))
+                    self.transport.close()
+                    return
+            # what comes when nothing is under way, such as the rest of a body that was refused, stops uvicorn's clock
+            if not under_way and self._timer is None and self.timeout_keep_alive_task is None:
+                self._timer = self.loop.call_later(settings.deadline, self._too_slow)
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
-            self._in_headers, self._unparsed = True, 0
+            self._in_headers, self._unparsed, self._moved = True, 0, True
             if self._timer is None:
                 self._timer = self.loop.call_later(settings.deadline, self._too_slow)
 
         def on_headers_complete(self) -> None:
-            self._in_headers = False
+            self._in_headers, self._unparsed, self._moved = False, 0, True
             self._stop_timer()
             size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
             if size > settings.header_bytes:
@@ -90,10 +98,12 @@ def bounded_protocol(settings: ServerSettings) -> type[HttpToolsProtocol]:
             super().on_headers_complete()
 
         def on_body(self, body: bytes) -> None:
+            self._unparsed, self._moved = 0, True
             if not self._refused:
                 super().on_body(body)
 
         def on_message_complete(self) -> None:
+            self._moved = True
             if not self._refused:
                 super().on_message_complete()
 
@@ -105,6 +115,8 @@ def bounded_protocol(settings: ServerSettings) -> type[HttpToolsProtocol]:
             self._timer = None
             if self._in_headers:
                 self._refuse(Deadline("The headers did not arrive in time."), status=408)
+            else:
+                self.transport.close()
 
         def _stop_timer(self) -> None:
             if self._timer is not None:

@@ -71,8 +71,7 @@ class MeteredStore:
         try:
             return self._store.update(key, plan)
         except ServiceError as error:
-            if error.code in ("store_unavailable", "stale_epoch"):
-                self._metrics.store_errors.labels(error.code).inc()
+            self._note(error)
             raise
         finally:
             self._metrics.commits.observe(time.perf_counter() - started)
@@ -81,8 +80,17 @@ class MeteredStore:
         """The same without waiting."""
         started = time.perf_counter()
         written: Future[Row | None] = self._store.submit(key, plan)
-        written.add_done_callback(lambda _: self._metrics.commits.observe(time.perf_counter() - started))
+
+        def done(_: Future[Row | None]) -> None:
+            self._metrics.commits.observe(time.perf_counter() - started)
+            self._note(written.exception())
+
+        written.add_done_callback(done)
         return written
+
+    def _note(self, error: BaseException | None) -> None:
+        if isinstance(error, ServiceError) and error.code in ("store_unavailable", "stale_epoch"):
+            self._metrics.store_errors.labels(error.code).inc()
 
 
 class MeteredNetwork:

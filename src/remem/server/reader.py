@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from remem.errors import BadInput
+from remem.errors import BadInput, RememError
 from remem.server.service import as_json
 from remem.service.asking import Question
 from remem.service.consolidate import Failed, Outcome, Prepared, prepare
@@ -237,11 +237,13 @@ def main(store: str, model: str, *places: str) -> None:
 
     questions, folds = (socket.socket(fileno=int(place)) for place in places)
     took: list[float] = []
-    network = MeteredNetwork(open_network(model), took.append)
-    with questions, folds, MemoryEngine.open(store, network, read_only=True) as engine:
-        gc.collect()
-        gc.freeze()  # what lives as long as the process need not be looked at again and again
-        _Computer(engine, took, questions, folds).run()
+    # the server opens the same and says what is wrong with it, or it is gone
+    with questions, folds, contextlib.suppress(RememError, ConnectionError):
+        network = MeteredNetwork(open_network(model), took.append)
+        with MemoryEngine.open(store, network, read_only=True) as engine:
+            gc.collect()
+            gc.freeze()  # what lives as long as the process need not be looked at again and again
+            _Computer(engine, took, questions, folds).run()
 
 
 def _reply(found: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import Callable
@@ -54,6 +55,19 @@ class DrainingServer(uvicorn.Server):
 
     def _stop_accepting(self) -> None:
         self.should_exit = True
+
+
+def require_certificate(settings: ServerSettings) -> None:
+    """Refuse files that are none, before anything is opened."""
+    if settings.tls_cert is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key)
+    except OSError as error:
+        raise BadInput(
+            f"{settings.tls_cert} and {settings.tls_key} are no certificate and its key ({error.strerror}); expected "
+            "two PEM files that belong together."
+        ) from None
 
 
 def listen(settings: ServerSettings) -> socket.socket:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 from dataclasses import dataclass
 
 from remem.errors import BadInput
@@ -46,11 +47,11 @@ class ServerSettings:
         if not 0 <= self.port < 2**16:
             raise BadInput(f"The port is {self.port}; expected 0 to 65535.")
         for name in ("body_bytes", "header_bytes", "json_depth", "deadline", "admin_deadline", "connections", "queue"):
-            if getattr(self, name) <= 0:
-                raise BadInput(f"{name} is {getattr(self, name)}; expected more than 0.")
+            if not 0 < getattr(self, name) < math.inf:
+                raise BadInput(f"{name} is {getattr(self, name)}; expected a number above 0.")
         for name in ("tenant_rate", "drain_window", "drain_seconds"):
-            if getattr(self, name) < 0:
-                raise BadInput(f"{name} is {getattr(self, name)}; expected 0 or more.")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise BadInput(f"{name} is {getattr(self, name)}; expected a number, 0 or more.")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise BadInput("TLS needs a certificate and its key; give --tls-cert and --tls-key.")
         if not self.is_local and self.tls_cert is None and not self.behind_proxy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import hmac
 import json
@@ -10,7 +11,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -69,16 +70,35 @@ class TokenFile:
         del wrong
         token = _PREFIX + secrets.token_urlsafe(32)
         chosen = tuple(scope for scope in SCOPES if scope in scopes)
-        self._save([*self._callers, Caller(secrets.token_hex(4), tenant, chosen, _hash(token))])
+        with self._changing():
+            self._save([*self._callers, Caller(secrets.token_hex(4), tenant, chosen, _hash(token))])
         return token
+
+    def add_first(self, tenant: str, scopes: Sequence[str]) -> str | None:
+        """A new token if there is none at all, of anybody's making."""
+        self._load()
+        return None if self._callers else self.add(tenant, scopes)
 
     def remove(self, id: str) -> bool:
         """Take a token back; False if there is none."""
-        left = [caller for caller in self._callers if caller.id != id]
-        if len(left) == len(self._callers):
-            return False
-        self._save(left)
-        return True
+        with self._changing():
+            left = [caller for caller in self._callers if caller.id != id]
+            if len(left) == len(self._callers):
+                return False
+            self._save(left)
+            return True
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """One change after the other, each to the tokens as they are then: other processes change them too."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(self.path.with_name(f"{self.path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._load()
+            yield
+        finally:
+            os.close(lock)
 
     def _load(self) -> None:
         with self._lock:
@@ -95,7 +115,6 @@ class TokenFile:
 
     def _save(self, callers: list[Caller]) -> None:
         """Whole or not at all, readable by the owner alone."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         beside = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
         try:
             with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from remem.service import ledger
-from remem.service.errors import Draining, ServiceError
+from remem.service.errors import Draining, ServiceError, StoreUnavailable
 from remem.service.events import cut_events
 from remem.service.limits import StreamKey
 from remem.service.network import Fold, Network
@@ -41,6 +41,8 @@ class Failed(NamedTuple):
     """Why a stream could not be folded."""
 
     reason: str
+    of_store: bool = False
+    """Whether the store was at fault, which says nothing about the stream."""
 
 
 Outcome = Prepared | Failed | None
@@ -103,7 +105,7 @@ def put_in(store: Store, outcomes: Mapping[StreamKey, Outcome]) -> None:
 def failed(error: Exception) -> Failed:
     """An error in the words that a stream's row keeps."""
     code = error.code if isinstance(error, ServiceError) else type(error).__name__
-    return Failed(f"{code}: {error}"[:500])
+    return Failed(f"{code}: {error}"[:500], isinstance(error, StoreUnavailable))
 
 
 def _work_of(store: Store, network: Network, key: StreamKey) -> _Work | None:
@@ -248,6 +250,8 @@ class Consolidator:
 
     def _give_up(self, key: StreamKey, found: Failed) -> None:
         """Mark the stream as one that can't be consolidated; its memory stays the last good one."""
+        if found.of_store:  # the next append, or the next start, finds the tail again
+            return
         try:
             stored = self._store.read(key)
             if stored is not None:

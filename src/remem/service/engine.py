@@ -177,6 +177,9 @@ class MemoryEngine(StreamKeeper):
             try:
                 return self._appended(plan, self._update(plan.key, plan))
             except QueueFull:
+                # an earlier try may have been given up, with a store that failed for a moment
+                if self._consolidator is not None:
+                    self._consolidator.schedule(plan.key, urgent=True)
                 if not self._wait(deadline):
                     raise
 

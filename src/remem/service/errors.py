@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 from remem.errors import BadInput, RememError
 
+ERROR_TYPE = "urn:remem:error:"
+"""How the type of every problem of ours begins."""
+
 
 class Code(NamedTuple):
     """What a code means: its HTTP status, a title that never changes, and whether the same call may succeed later."""
@@ -32,6 +35,7 @@ CODES: dict[str, Code] = {
     "stream_exists": Code(409, "The stream exists with other settings"),
     "stream_changed": Code(409, "The stream changed meanwhile", retry=True),
     "stream_degraded": Code(409, "The stream holds events that the model can't consolidate"),
+    "too_many_snapshots": Code(409, "The stream has as many snapshots as it may have"),
     "in_progress": Code(409, "The same call is under way", retry=True),
     "stale_epoch": Code(409, "Another process has taken over the store"),
     "log_not_retained": Code(409, "The events are no longer kept"),
@@ -78,7 +82,7 @@ class ServiceError(RememError):
         """The error as the members of an RFC 9457 problem document."""
         about = CODES[self.code]
         return {
-            "type": f"urn:remem:error:{self.code}",
+            "type": f"{ERROR_TYPE}{self.code}",
             "title": about.title,
             "status": about.status,
             "code": self.code,
@@ -153,6 +157,12 @@ class StreamChanged(ServiceError):
     code = "stream_changed"
 
 
+class TooManySnapshots(ServiceError, BadInput):
+    """No later call finds more room: a name must be taken again."""
+
+    code = "too_many_snapshots"
+
+
 class KeyReused(ServiceError, BadInput):
     """Another call on this stream had this key."""
 
@@ -196,7 +206,7 @@ class StoreInUse(ServiceError):
 
 
 class OverQuota(ServiceError):
-    """Such as too many snapshots of one stream."""
+    """More requests than a tenant may send just now."""
 
     code = "over_quota"
 

@@ -28,6 +28,7 @@ from remem.service.records import WINDOW
 
 _KINDS = {"F64": "d", "F32": "f"}
 _COUNTERS = ("version", "next_seq", "consolidated_seq")
+_MOST_NAME = 256
 
 
 class Import(NamedTuple):
@@ -49,8 +50,8 @@ def checked_import(archive: object, network: Network, limits: Limits, *, strict_
         found = read_archive(archive)
         about = found.row
         _require(all(type(about[name]) is int and 0 <= about[name] <= LAST_SEQ for name in _COUNTERS), "counters")
-        _require(type(found.numerics_changes) is int and found.numerics_changes >= 0, "counters")
-        _require(isinstance(about["fingerprint"], str) and isinstance(about["numerics"], str), "model")
+        _require(type(found.numerics_changes) is int and 0 <= found.numerics_changes <= LAST_SEQ, "counters")
+        _require(isinstance(about["fingerprint"], str) and _is_plain(about["numerics"]), "model")
         _require(about["retention"] in ("tail", "all"), "retention")
         ttl = checked_ttl(found.ttl or None)
     except MemoryDamaged as error:  # of ours it would be damage; of theirs it is bad input
@@ -104,8 +105,8 @@ def _require_memory(found: Archive, network: Network) -> None:
     """The tensors of this model's memory and finite; where all events are there, the memory that they give."""
     try:
         header, tensors = split_tensors(found.memory)
-        expected, _ = split_tensors(network.initial_memory())
-        _require(_sizes(header) == _sizes(expected), "tensors")
+        expected, initial = split_tensors(network.initial_memory())
+        _require(header == expected and len(tensors) == len(initial), "tensors")
         _require(found.row["consolidated_seq"] > 0 or found.memory == network.initial_memory(), "tensors")
         _require(all(_is_finite(about, tensors) for about in _sizes(header).values()), "numbers")
     except (AttributeError, KeyError, TypeError, ValueError, struct.error) as error:
@@ -115,6 +116,11 @@ def _require_memory(found: Archive, network: Network) -> None:
         cut = cut_events(found.payloads[: found.row["consolidated_seq"]], network.segment_events)
         _require(not cut.rest and len(cut.segments) == found.row["version"], "events")
         _require(network.fold(network.initial_memory(), cut.segments) == found.memory, "numbers")
+
+
+def _is_plain(name: object) -> bool:
+    """Whether it could be a numerics id, which every append writes with its row."""
+    return isinstance(name, str) and len(name) <= _MOST_NAME and name.isascii() and name.isprintable()
 
 
 def _sizes(header: dict[str, Any]) -> dict[str, Any]:

@@ -115,8 +115,8 @@ class Store(Protocol):
         """Streams with a tail: what consolidation has to look at after a restart."""
         ...
 
-    def put_snapshot(self, key: StreamKey, name: str, archive: bytes, most: int) -> bool:
-        """Keep a named copy beside the stream; False if the stream is gone or has `most` others."""
+    def put_snapshot(self, of: Row, name: str, archive: bytes, most: int) -> bool:
+        """Keep a named copy beside the stream; False if it is gone, also if another was born since, or has `most`."""
         ...
 
     def snapshots(self, key: StreamKey) -> list[str]:
@@ -131,8 +131,8 @@ class Store(Protocol):
         """Bytes kept of a stream, snapshots and retained events included."""
         ...
 
-    def purge_pending(self) -> bool:
-        """Whether bytes of deleted streams may still be in the files."""
+    def purge_pending(self, seconds: float = 0.0) -> bool:
+        """Whether bytes of deleted streams may still be in the files; spends about `seconds` on clearing them."""
         ...
 
     def problems(self) -> list[str]:

@@ -10,7 +10,7 @@ from remem.service import ledger
 from remem.service.admin import inspected, rebuilt, restored, verified
 from remem.service.archive import write_archive
 from remem.service.consolidate import Consolidator
-from remem.service.errors import Draining, InvalidValue, OverQuota, UnknownSnapshot
+from remem.service.errors import Draining, InvalidValue, MemoryDamaged, StreamChanged, TooManySnapshots, UnknownSnapshot
 from remem.service.expiry import Sweeper
 from remem.service.importing import checked_import
 from remem.service.inputs import checked_event
@@ -23,6 +23,7 @@ from remem.service.results import Appended, Inspected, Listed, Verified
 from remem.service.store import Deleted, Plan, Store
 
 _MOST_SWEPT = 256
+_CLEARING_SECONDS = 1.0
 
 
 class StreamKeeper(StreamReader):
@@ -71,7 +72,10 @@ class StreamKeeper(StreamReader):
     def delete(self, stream: str, *, tenant: str = DEFAULT_TENANT) -> Deleted:
         """Remove memory, events and snapshots from the store's files; also answers when there was nothing."""
         key = stream_key(stream, tenant)
-        stored = self._writable().read(key)
+        try:
+            stored = self._writable().read(key)
+        except MemoryDamaged:  # which is no reason to keep it
+            stored = None
         deleted = self._writable().delete(key)
         self._tell()
         expired = stored is not None and stored.row.expires <= self._clock()
@@ -86,7 +90,7 @@ class StreamKeeper(StreamReader):
             gone = self.store.discard(keys, lambda row: row.verified(row.key).expires <= now) if keys else []
             swept += len(gone)
             if len(gone) < _MOST_SWEPT:
-                self.store.purge_pending()
+                self.store.purge_pending(_CLEARING_SECONDS)
                 return swept
 
     def snapshot(
@@ -98,10 +102,14 @@ class StreamKeeper(StreamReader):
         start = self._read(key).row
         if self._recalled(start, call) is not None:
             return
-        archive = self.export(stream, tenant=tenant)
-        if not self._writable().put_snapshot(key, name, archive, self.limits.snapshots):
-            self._read(key)
-            raise OverQuota(f"Stream {key} has {self.limits.snapshots} snapshots, which is the most it may have.")
+        start, archive = self._exported(key)
+        if not self._writable().put_snapshot(start, name, archive, self.limits.snapshots):
+            if self._read(key).row.birth != start.birth:
+                raise StreamChanged(f"Stream {key} was deleted meanwhile; nothing was copied. Try again.")
+            raise TooManySnapshots(
+                f"Stream {key} has {self.limits.snapshots} snapshots, the most it may have; a snapshot {name!r} would "
+                "be one more. Take the name of one that may go: it is replaced."
+            )
         if call is not None:
             self._update(key, ledger.remembering(start, call, self._clock()))
 
@@ -146,11 +154,7 @@ class StreamKeeper(StreamReader):
 
     def export(self, stream: str, *, tenant: str = DEFAULT_TENANT) -> bytes:
         """The stream as one safetensors file: memory, counters, and the events that are kept."""
-        key = stream_key(stream, tenant)
-        stored = self._read(key, log=True)
-        row = stored.row.verified(key)
-        payloads = verified_events(row, stored.events, row.next_seq - len(stored.events))
-        return write_archive(row, verified_memory(row, stored.memory), payloads)
+        return self._exported(stream_key(stream, tenant))[1]
 
     def import_archive(self, stream: str, archive: bytes, *, tenant: str = DEFAULT_TENANT) -> Appended:
         """Make a stream of what `export` returned, here or elsewhere; the writer goes on from the `next_seq` returned.
@@ -178,6 +182,12 @@ class StreamKeeper(StreamReader):
         """Check every checksum of one stream or of the whole store, and fold retained events again."""
         keys = self.store.keys() if stream is None else iter([self._read(stream_key(stream, tenant)).row.key])
         return verified(self.store, self.network, keys)
+
+    def _exported(self, key: StreamKey) -> tuple[Row, bytes]:
+        stored = self._read(key, log=True)
+        row = stored.row.verified(key)
+        payloads = verified_events(row, stored.events, row.next_seq - len(stored.events))
+        return row, write_archive(row, verified_memory(row, stored.memory), payloads)
 
     def _recalled(self, row: Row, call: KeyedCall | None) -> Appended | None:
         """What was replied when this call came before."""

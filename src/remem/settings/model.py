@@ -26,7 +26,8 @@ class MachineSettings:
     num_heads: int = 4
     """Attention heads of the encoder."""
     dropout: float = 0.0
-    """Dropout on the output of each encoder sub-layer and inside its feed-forward; the paper names none."""
+    """Dropout on the output of each sub-layer of a Transformer encoder and inside its feed-forward; a GRU has none, and
+    the paper names none."""
     aligned_gain: float = 1.0
     """Ours: constant factor on the aligned features l_k, which Eq. 1 leaves about K times smaller than the items."""
     write_score_gain: float = 1.0
@@ -79,7 +80,7 @@ class ReasonerSettings:
     slot_heads: int = 4
     """Attention heads of these layers."""
     dropout: float = 0.0
-    """Dropout of the thinking layers and of the slot layers."""
+    """Dropout of the slot layers; thinking layers have none, so that without slot layers it does nothing."""
     tie_query_words: bool = False
     """Ours: questions share the items' embedding, where both are words of one vocabulary."""
     match_candidates: bool = False

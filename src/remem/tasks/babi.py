@@ -27,11 +27,11 @@ def babi_task(settings: BabiTask, codec: TextCodec | None = None) -> Task:
     def stories(split: str) -> list[TaskStories]:
         return load_stories(settings.folder, settings.tasks, split)
 
-    if settings.questions < 0:
-        raise BadInput(f"A story can't be asked {settings.questions} questions; give 0 for all, or a number above.")
     if codec is None:
         if not settings.tasks:
             raise BadInput("No bAbI task is named; give at least one with --task.tasks.")
+        if len({*settings.tasks}) < len(settings.tasks):
+            raise BadInput(f"--task.tasks {' '.join(map(str, settings.tasks))} names one twice; give each once.")
         train = stories("train")
         missing = [part.task for part in train if not part.stories]
         if missing:

@@ -26,11 +26,6 @@ FEWEST = 20  # an area over fewer questions says nothing
 
 def click_task(settings: ClickTask, codec: ClickCodec | None = None) -> Task:
     """The prepared log of `settings.folder`; a trained model brings its codec."""
-    if settings.ahead < 1 or settings.questions < 0:
-        raise BadInput(
-            f"{settings.ahead} events ahead and {settings.questions} questions were asked for; expected at least one "
-            "event, and 0 questions for all of them, or a number above."
-        )
     log = cache(partial(ClickLog, settings.folder, settings.name))
     own = codec or ClickCodec(segment_len=settings.segment_len, num_items=log().num_items)
 

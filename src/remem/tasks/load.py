@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from remem.data.codec import ClickCodec, Codec, FrameCodec, PassageCodec, TextCodec
 from remem.settings import tasks as settings_of
+from remem.settings.bounds import refuse_nonsense
 from remem.tasks.activitynetqa import activitynetqa_task
 from remem.tasks.babi import babi_task
 from remem.tasks.base import Task
@@ -14,6 +15,7 @@ from remem.tasks.synthetic import synthetic_task
 
 def load_task(settings: settings_of.Task, codec: Codec | None = None) -> Task:
     """The task; a trained model passes its codec, so that words keep their numbers."""
+    refuse_nonsense(settings, "task")
     match settings:
         case settings_of.BabiTask():
             return babi_task(settings, codec if isinstance(codec, TextCodec) else None)

@@ -26,11 +26,6 @@ def narrativeqa_task(settings: NarrativeQATask, codec: PassageCodec | None = Non
     def documents(split: str) -> list[int]:
         return documents_of(data(), settings, split)
 
-    if settings.stand_ins < 0 or settings.exchanges < 0 or settings.gaps < 0:
-        raise BadInput(
-            f"{settings.stand_ins} stand-ins in {settings.exchanges} orders with {settings.gaps} gaps can't be; "
-            "give 0 or more of each."
-        )
     if (settings.exchanges or settings.gaps) and not settings.stand_ins:
         raise BadInput(
             "There are no stand-ins that could change places or be left out; give --task.stand-ins, or neither "

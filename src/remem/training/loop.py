@@ -101,10 +101,6 @@ def fit(
     stop_rehearsing: Callable[[], None] | None = None,
 ) -> Progress:
     """Train a model and leave it with the weights that were best on validation."""
-    if settings.rehearse_for is not None and settings.rehearse_for < 0:
-        raise BadInput(f"There can't be {settings.rehearse_for} steps with rehearsal; give 0 or more, or None for all.")
-    if not 0 <= settings.last_rate <= 1:
-        raise BadInput(f"The rate can't end at {settings.last_rate:g} of its height; give a share from 0 to 1.")
     clock = clock or Clock()
     step = make_step(model, objective, train, settings)
     progress, best = Progress(), {name: value.detach().clone() for name, value in weights_of(model).items()}
@@ -221,8 +217,6 @@ def _batches(
         raise BadInput(
             f"Parts that come first ({', '.join(settings.lead)}) need a focus above 0, by which others follow."
         )
-    if settings.focus_streams < 0:
-        raise BadInput(f"Streams can't come {settings.focus_streams:g} times more often; give 0 or more.")
     if settings.focus_streams and not settings.focus:
         raise BadInput(
             f"Streams that were missed come more often ({settings.focus_streams:g}) only with a focus above 0; "
@@ -276,5 +270,6 @@ def _check_finite(progress: Progress, step: Step, settings: TrainSettings) -> No
             f"gradient norm {float(step.logs['gradient_norm']):g}; "
             f"{progress.skipped} updates were not finite and left out, {settings.nan_budget} are allowed. "
             f"Streams of the batch: {step.batch_ids[:16].tolist()}. "
-            "The last checkpoint is kept; lower the learning rate and start again from it."
+            "The last checkpoint is kept; begin anew with a lower learning rate, by "
+            "`remem train --from FOLDER --train.learning-rate RATE`."
         )

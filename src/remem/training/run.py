@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +30,7 @@ from remem.data.dataset import Split, evaluation_batches
 from remem.errors import BadInput
 from remem.model.assembly import MemoryModel
 from remem.model.sampler import HistorySampler, RandomSampler, Sampler
+from remem.settings.bounds import refuse_nonsense
 from remem.settings.codec import to_json
 from remem.settings.model import DeltaSettings, MachineSettings
 from remem.settings.run import Run, TrainSettings
@@ -52,6 +56,8 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise BadInput(f"{name!r} is no device; expected auto, cpu or cuda.") from None
+    if device.type == "meta":  # which computes shapes alone
+        raise BadInput(f"Nothing can be trained on {name!r}; expected auto, cpu or cuda.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise BadInput(f"{name!r} was asked for, but this machine has no CUDA device; take auto or cpu.")
     return device
@@ -83,6 +89,7 @@ class Trainer:
     def __init__(
         self, run: Run, folder: Path, *, device: torch.device, quiet: bool = False, task: Task | None = None
     ) -> None:
+        refuse_nonsense(run)
         self.clock = Clock()
         self.code = code_version()  # now, not at the end: the checkout may have moved on by then
         self.run, self.folder, self.device, self.quiet = settled(run, device), folder, device, quiet
@@ -109,12 +116,28 @@ class Trainer:
                 f"A lead of {self.run.train.lead_tries} tries needs a part that leads and its steps; give --train.lead "
                 "and --train.lead-steps, or --train.lead-tries 1."
             )
+        if self.run.model.fresh and self.run.model.weights_from is None:
+            raise BadInput(
+                f"All of the model is new, not {', '.join(self.run.model.fresh)} alone; name a model whose other parts "
+                "are taken over with --model.weights-from, or leave --model.fresh empty."
+            )
         if self.run.train.rehearse_for is not None and not self.run.model.rehearsal.enabled:
             raise BadInput(
                 f"Rehearsal can't end after {self.run.train.rehearse_for} steps where nothing is rehearsed; give "
                 "--train.rehearse-for None, or rehearsal a weight above 0."
             )
+        if self.run.train.rehearse_for is not None and set(self.run.train.only) == {"decoder"}:
+            raise BadInput(
+                "The decoder is used in rehearsal alone, so that nothing would be trained once it ends after "
+                f"{self.run.train.rehearse_for} steps; give --train.rehearse-for None, or another --train.only."
+            )
+        with torch.random.fork_rng(devices=[]):  # what can't be built is refused before stage one, which takes long
+            build_model(self.run.model, self.task.codec)
         self.folder.mkdir(parents=True, exist_ok=True)
+        with _alone_in(self.folder):
+            return self._train(resume)
+
+    def _train(self, resume: bool) -> tuple[Model, dict[str, Any]]:
         write_file(self.folder / CONFIG_FILE, json.dumps(to_json(self.run), indent=1).encode())
         sampler, stage_one = self._sampler(resume)
         torch.manual_seed(self.run.seed)
@@ -170,7 +193,7 @@ class Trainer:
             progress = fit(
                 sampler, DirectObjective(sampler), self.split("train"), self._validator(sampler, settings.precision),
                 settings, seed=self.run.seed, log=log, checkpoint=self.folder / "sampler-checkpoint.safetensors",
-                resume=resume, clock=self.clock, part_errors=self.task.part_errors,
+                resume=resume, clock=self.clock, part_errors=self.task.part_errors, part_names=self.task.part_names,
             )  # fmt: skip
         facts = {
             "steps": progress.step,
@@ -251,6 +274,23 @@ class Trainer:
 
     def _log(self, title: str, stage: str, steps: int) -> StageLog:
         return StageLog(title, total=steps, folder=self.folder / "tensorboard" / stage, quiet=self.quiet)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Two processes would write the same checkpoints; the system lets go when a process ends, however it ends."""
+    held = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(held)
+        raise BadInput(f"Another process trains in {folder}; wait for it or stop it, or take another folder.") from None
+    except OSError:
+        pass  # some file systems over a network can't tell
+    try:
+        yield
+    finally:
+        os.close(held)
 
 
 def _without_parts(model: nn.Module, parts: tuple[str, ...]) -> set[str]:

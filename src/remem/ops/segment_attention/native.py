@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from remem.ops.native import address, library, sizes
+from remem.ops.native import address, library, sizes, there
 
 SOURCE = Path(__file__).with_name("cpu.c")
 MOST_ITEMS = 32  # with more, Torch's own attention has enough to do
@@ -24,7 +24,7 @@ def fits(qkv: Float[Tensor, "s n 3 h c"]) -> bool:
         and qkv.device.type == "cpu"
         and qkv.dtype == torch.float32
         and qkv.shape[1] <= MOST_ITEMS
-        and library(SOURCE) is not None
+        and there(SOURCE)
     )
 
 

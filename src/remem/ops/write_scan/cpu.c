@@ -129,7 +129,8 @@ int write_segment_backward(
         float *out = to + i * k * c, *used = uses + i * uses_stride;
         long which[n];
         long count = real_items(real + i * real_stride, n, which);
-        float *on_now = count ? malloc(k * 3 * d * sizeof(float)) : NULL;
+        /* k n numbers would be too many for a thread's stack where segments are long */
+        float *on_now = count ? malloc(k * (3 * d + n) * sizeof(float)) : NULL;
         memset(used, 0, n * c * sizeof(float));
         if (!on_now) {
             memset(out, 0, k * c * sizeof(float));
@@ -157,7 +158,7 @@ int write_segment_backward(
                 g[e] *= keep;
             }
         }
-        float through[k][n]; /* gradient of the scores */
+        float *through = on_now + k * 3 * d; /* [k, n]: gradient of the scores */
         for (long q = 0; q < count; q++) {
             const long j = which[q];
             const float *given = segment + j * c + m;
@@ -170,10 +171,10 @@ int write_segment_backward(
                     on_share += now[e] * given[e];
                     use[e] += p * now[e];
                 }
-                through[a][j] = on_share;
+                through[a * n + j] = on_share;
                 mean += p * on_share;
             }
-            for (long a = 0; a < k; a++) through[a][j] = share[a * n + j] * (through[a][j] - mean);
+            for (long a = 0; a < k; a++) through[a * n + j] = share[a * n + j] * (through[a * n + j] - mean);
         }
         float *total = on_score + i * m;
         for (long a = 0; a < k; a++) {
@@ -182,7 +183,7 @@ int write_segment_backward(
             memset(sums, 0, sizeof sums);
             for (long q = 0; q < count; q++) {
                 const long j = which[q];
-                const float *side = segment + j * c, s = through[a][j];
+                const float *side = segment + j * c, s = through[a * n + j];
                 float *use = used + j * c;
 #pragma omp simd
                 for (long e = 0; e < m; e++) {

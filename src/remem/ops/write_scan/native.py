@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remem.ops.native import address, library, sizes
+from remem.ops.native import address, library, sizes, there
 
 SOURCE = Path(__file__).with_name("cpu.c")
 
@@ -84,7 +84,7 @@ class NativeScan(torch.autograd.Function):
 
 def available() -> bool:
     """Whether the kernels could be compiled here."""
-    return library(SOURCE) is not None
+    return there(SOURCE)
 
 
 def _kernels() -> ctypes.CDLL:

@@ -108,12 +108,14 @@ class MemoryStore:
         with self._backing.lock:
             return sorted(key for key, stream in self._backing.streams.items() if stream.row.tail_events)
 
-    def put_snapshot(self, key: StreamKey, name: str, archive: bytes, most: int) -> bool:
+    def put_snapshot(self, of: Row, name: str, archive: bytes, most: int) -> bool:
         """Keep a copy."""
         with self._backing.lock:
             self._require_epoch()
-            stream = self._backing.streams.get(key)
-            if stream is None or (name not in stream.snapshots and len(stream.snapshots) >= most):
+            stream = self._backing.streams.get(of.key)
+            if stream is None or stream.row.birth != of.birth:
+                return False
+            if name not in stream.snapshots and len(stream.snapshots) >= most:
                 return False
             stream.snapshots[name] = archive
             return True
@@ -138,7 +140,7 @@ class MemoryStore:
             kept = [stream.memory, stream.row.digests, stream.row.keyed, *stream.events, *stream.snapshots.values()]
             return sum(map(len, kept))
 
-    def purge_pending(self) -> bool:
+    def purge_pending(self, seconds: float = 0.0) -> bool:
         """There are no files."""
         return False
 

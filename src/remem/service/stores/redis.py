@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
+from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 
-from remem.service.errors import IncompatibleFormat, MemoryDamaged, StaleEpoch, StoreUnavailable
+from remem.service.errors import IncompatibleFormat, InvalidValue, MemoryDamaged, StaleEpoch, StoreUnavailable
 from remem.service.limits import StreamKey
 from remem.service.records import STORE_VERSION, Row, row_of
 from remem.service.store import Change, Deleted, Durability, Plan, Stored, is_doomed
@@ -50,12 +53,10 @@ class RedisStore:
         timeout: float = 5.0,
     ) -> None:
         self._prefix, self.durability, self._read_only = prefix, durability, read_only
-        # a command that failed half-way must not be sent again behind our back: only the caller knows if that is safe
-        self._redis: Any = redis.Redis.from_url(
-            url, socket_timeout=timeout, socket_connect_timeout=timeout, retry=Retry(NoBackoff(), 0)
-        )
-        self._purge_wanted = False
+        self._redis = _client(url, timeout)
         self._purging = threading.Lock()
+        # of the last rewrite we asked for: by which run of the server, and which deletes came before it
+        self._rewrite: tuple[str, set[bytes]] | None = None
         self._write, self._delete, self._snapshot, self._read = map(
             self._redis.register_script, (WRITE, DELETE, SNAPSHOT, READ)
         )
@@ -74,8 +75,7 @@ class RedisStore:
     def update(self, key: StreamKey, plan: Plan) -> Row | None:
         """Read, decide, and write if the row is still the same; otherwise decide again."""
         while True:
-            found = self._safely(self._redis.hget, self._stream(key), "row")
-            row = _row(found) if found else None
+            row = self._row_of(key)
             change = plan(row)
             if change is None:
                 return row
@@ -92,7 +92,7 @@ class RedisStore:
         """Row, memory and events of one moment."""
         stream = self._stream(key)
         found = self._safely(self._read, keys=[stream, stream + "/events"], args=[int(log)])
-        return Stored(_row(found[0]), found[1] or b"", list(found[2])) if found else None
+        return Stored(_row(*found[:2]), found[2] or b"", list(found[3])) if found else None
 
     def delete(self, key: StreamKey) -> Deleted:
         """Remove the stream, and have the append-only file rewritten without it."""
@@ -109,8 +109,7 @@ class RedisStore:
         gone = []
         for key in keys:
             try:
-                found = self._safely(self._redis.hget, self._stream(key), "row")
-                row = _row(found) if found else None
+                row = self._row_of(key)
             except MemoryDamaged:
                 continue
             if row is not None and is_doomed(row, doomed) and self._deleted(key, row.check):
@@ -149,10 +148,10 @@ class RedisStore:
         """Streams with a tail."""
         return sorted(_key(name) for name in self._safely(self._redis.smembers, self._at("pending")))
 
-    def put_snapshot(self, key: StreamKey, name: str, archive: bytes, most: int) -> bool:
+    def put_snapshot(self, of: Row, name: str, archive: bytes, most: int) -> bool:
         """Keep a copy."""
-        keys = [self._at("epoch"), self._stream(key), self._stream(key) + "/snapshots"]
-        return bool(self._safely(self._snapshot, keys=keys, args=[self._epoch, name, archive, most]))
+        keys = [self._at("epoch"), self._stream(of.key), self._stream(of.key) + "/snapshots"]
+        return bool(self._safely(self._snapshot, keys=keys, args=[self._epoch, name, archive, most, of.birth]))
 
     def snapshots(self, key: StreamKey) -> list[str]:
         """Names of copies."""
@@ -172,12 +171,10 @@ class RedisStore:
         copies = self._safely(self._redis.hvals, self._stream(key) + "/snapshots")
         return sum(map(len, [stored.memory, stored.row.digests, stored.row.keyed, *stored.events, *copies]))
 
-    def purge_pending(self) -> bool:
+    def purge_pending(self, seconds: float = 0.0) -> bool:
         """Whether the append-only file may still hold deleted streams; rewrites it if so."""
         with self._purging:
-            if self._purge_wanted and not self._read_only:
-                self._purge_wanted = not self._safely(self._rewritten)
-            return self._purge_wanted
+            return not self._safely(self._purged)
 
     def problems(self) -> list[str]:
         """Whether Redis can write its file."""
@@ -207,6 +204,10 @@ class RedisStore:
         self._safely(self._redis.set, self._at("format"), STORE_VERSION)
         self._epoch = str(self._safely(self._redis.incr, self._at("epoch")))
 
+    def _row_of(self, key: StreamKey) -> Row | None:
+        row, check = self._safely(self._redis.hmget, self._stream(key), "row", "check")
+        return None if row is check is None else _row(row, check)
+
     def _written(self, key: StreamKey, before: Row | None, change: Change) -> bool:
         row = change.row
         text = json.dumps(asdict(row) | {"digests": row.digests.hex(), "keyed": row.keyed.hex()})
@@ -225,39 +226,47 @@ class RedisStore:
             str(key),
             int(change.anew),
             repr(row.expires) if row.ttl else "",
+            secrets.token_hex(8),
             *change.events,
         ]
-        written = bool(self._safely(self._write, keys=self._keys(key), args=args))
-        if written and change.anew:
-            self._purge_wanted = True
-        return written
+        return bool(self._safely(self._write, keys=self._keys(key), args=args))
 
     def _deleted(self, key: StreamKey, check: str = "") -> bool:
         """Remove a stream, or the one whose row has this check."""
-        existed = self._safely(self._delete, keys=self._keys(key), args=[self._epoch, key.stream, str(key), check])
-        if existed:
-            self._purge_wanted = True
-        return bool(existed)
+        args = [self._epoch, key.stream, str(key), check, secrets.token_hex(8)]
+        return bool(self._safely(self._delete, keys=self._keys(key), args=args))
 
-    def _rewritten(self) -> bool:
-        """Have the append-only file rewritten from what is there now; False if that takes too long."""
+    def _purged(self) -> bool:
+        """Have the append-only file rewritten until it holds nothing deleted; False if it can't be, or takes too long.
+
+        Redis itself keeps the list of deletes to purge: neither a lost reply nor a restart forgets one.
+        """
         deadline = time.monotonic() + _PURGE_SECONDS
-        started = False
-        while time.monotonic() < deadline:
-            about = self._redis.info("persistence")
-            if not about["aof_rewrite_in_progress"] and not about["aof_rewrite_scheduled"]:
-                if started:
-                    return bool(about["aof_last_bgrewrite_status"] == "ok")
-                # one that was under way already may have begun before the delete
-                self._redis.bgrewriteaof()
-                started = True
-            time.sleep(0.01)
-        return False
+        while wanted := self._redis.smembers(self._at("purging")):
+            if self._read_only or time.monotonic() >= deadline:
+                return False
+            about = self._redis.info()
+            if about["aof_rewrite_in_progress"] or about["aof_rewrite_scheduled"]:
+                time.sleep(0.01)
+                continue
+            # one that was not ours may have begun before the delete, and one of an earlier run was cut short
+            rewrite, self._rewrite = self._rewrite, None
+            if rewrite is None or rewrite[0] != about["run_id"]:
+                try:
+                    self._redis.bgrewriteaof()
+                except ResponseError:
+                    return False
+                self._rewrite = about["run_id"], wanted
+            elif about["aof_last_bgrewrite_status"] != "ok":
+                return False
+            else:
+                self._redis.srem(self._at("purging"), *rewrite[1])
+        return True
 
     def _safely(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
         try:
             return call(*args, **options)
-        except RedisError as error:
+        except (RedisError, UnicodeError) as error:  # the second of a host that can't be one
             if STALE in str(error):
                 raise StaleEpoch(
                     "Another process has taken over this store; this one must not write any more."
@@ -274,16 +283,44 @@ class RedisStore:
     def _keys(self, key: StreamKey) -> list[str]:
         """What a writing script may touch, in the order it has them."""
         stream = self._stream(key)
-        beside = [self._at(name) for name in (f"names/{key.tenant}", "names", "pending", "expiring")]
+        beside = [self._at(name) for name in (f"names/{key.tenant}", "names", "pending", "expiring", "purging")]
         return [self._at("epoch"), stream, stream + "/events", stream + "/snapshots", *beside]
 
 
-def _row(text: bytes) -> Row:
+def _client(url: str, timeout: float) -> Any:
+    """A client of this address; one that can't be is refused, and not repeated, for it may hold a password."""
     try:
-        values = _SINCE_FORMAT_1 | json.loads(text)
-        return row_of(values | {name: bytes.fromhex(values[name]) for name in ("digests", "keyed")})
+        parts = urlsplit(url)
+        if parts.scheme != "unix" and not re.fullmatch(r"/?[0-9]*", parts.path):
+            raise ValueError
+        # a command that failed half-way must not be sent again behind our back: only the caller knows if that is safe
+        client: Any = redis.Redis.from_url(
+            url, socket_timeout=timeout, socket_connect_timeout=timeout, retry=Retry(NoBackoff(), 0)
+        )
+        pool = client.connection_pool
+        pool.connection_class(**pool.connection_kwargs)  # which alone looks at the options' names
+        if pool.connection_kwargs.keys() & {"decode_responses", "encoding", "encoding_errors"}:
+            raise ValueError
+    except (ValueError, TypeError):
+        raise InvalidValue(
+            "The address of the Redis server can't be used; expected redis://USER:PASSWORD@HOST:PORT/DB, rediss:// for "
+            "TLS, or unix://PATH?db=DB, with a number as DB, signs such as / # ? @ in a password written as %2F %23 "
+            "%3F %40, and no options but those of redis-py about the connection.",
+            path="store",
+        ) from None
+    return client
+
+
+def _row(text: bytes | None, check: bytes | None) -> Row:
+    """The row, if its check stands beside it too: a write compares that one, and would find another for ever."""
+    try:
+        values = _SINCE_FORMAT_1 | json.loads(text or b"")
+        row = row_of(values | {name: bytes.fromhex(values[name]) for name in ("digests", "keyed")})
     except (ValueError, KeyError, TypeError) as error:
         raise MemoryDamaged(f"A stream's counters can't be read ({error}).") from None
+    if check != row.check.encode():
+        raise MemoryDamaged(f"The counters of stream {row.key} do not fit the check beside them.", stream=row.stream)
+    return row
 
 
 def _key(name: bytes) -> StreamKey:

@@ -21,7 +21,8 @@ from remem.service.limits import StreamKey
 from remem.service.records import ROW_FIELDS, Row, row_of
 from remem.service.store import Change, Deleted, Durability, Plan, Stored, is_doomed
 from remem.service.stores.sqlite_copy import copy_store
-from remem.service.stores.sqlite_file import DISK_ERRORS, FileLock, connect, prepare, require_format
+from remem.service.stores.sqlite_file import DISK_ERRORS, FileLock, connect, prepare, require_format, set_remains
+from remem.service.stores.sqlite_gaps import Gaps, enter, leave
 from remem.service.stores.sqlite_writer import Writer
 
 T = TypeVar("T")
@@ -40,24 +41,35 @@ class SqliteStore:
     def __init__(
         self, path: Path | str, *, durability: Durability = "fsync", read_only: bool = False, busy_seconds: float = 5.0
     ) -> None:
-        self.path, self.durability, self._busy_seconds = Path(path).absolute(), durability, busy_seconds
+        # by its real name, as SQLite has it: through a link it is the same file, with the same lock
+        self.path, self.durability, self._busy_seconds = Path(path).resolve(), durability, busy_seconds
         self._readers: queue.LifoQueue[sqlite3.Connection | None] = queue.LifoQueue()
         for _ in range(_MOST_READERS):
             self._readers.put(None)  # connected when first needed
         self._closing, self._closed = threading.Lock(), False
         self._lock: FileLock | None = None
         self._writer: Writer | None = None
-        if read_only:
-            require_format(self.path)
-            return
+        self._gaps: Gaps | None = None
+        enter(self.path)
+        try:
+            if read_only:
+                require_format(self.path)
+            else:
+                self._open_writer()
+        except BaseException:
+            leave(self.path)
+            raise
+
+    def _open_writer(self) -> None:
         self._lock = FileLock(self.path)
         try:
             connection = self._connect_writer()
             epoch = prepare(connection, self.path)
+            self._gaps = Gaps(self.path)
         except BaseException:
             self._lock.release()
             raise
-        self._writer = Writer(connection, epoch)
+        self._writer = Writer(connection, epoch, self._gaps)
 
     def _connect_writer(self) -> sqlite3.Connection:
         return connect(self.path, busy_seconds=self._busy_seconds, durability=self.durability)
@@ -102,9 +114,9 @@ class SqliteStore:
         return Stored(row, _bytes(memory), [_bytes((event,)) for _, event in found])
 
     def delete(self, key: StreamKey) -> Deleted:
-        """Overwrite the stream's pages with zeros, and empty the log that still held them."""
+        """Overwrite the stream's rows with zeros, and what is left of them in the log and between rows."""
 
-        existed = self._write(lambda connection: _removed(connection, _number(connection, key)))
+        existed = self._write(lambda connection: self._removed(connection, _number(connection, key)))
         purged = self._writing().purge() if existed else not self.purge_pending()
         return Deleted(existed, "done" if purged else "pending")
 
@@ -116,7 +128,7 @@ class SqliteStore:
             return [StreamKey(*names) for names in connection.execute(query, (now, most)).fetchall()]
 
     def discard(self, keys: Sequence[StreamKey], doomed: Callable[[Row], bool]) -> list[Row]:
-        """All in one transaction, then the log is emptied once."""
+        """All in one transaction, then the files are cleared once."""
 
         def job(connection: sqlite3.Connection) -> list[Row]:
             gone = []
@@ -124,7 +136,7 @@ class SqliteStore:
                 with contextlib.suppress(MemoryDamaged):
                     number, row = _find(connection, key)
                     if row is not None and is_doomed(row, doomed):
-                        gone += [row] if _removed(connection, number) else []
+                        gone += [row] if self._removed(connection, number) else []
             return gone
 
         gone = self._write(job)
@@ -162,13 +174,13 @@ class SqliteStore:
             found = connection.execute("SELECT tenant, stream FROM streams WHERE next_seq > consolidated_seq")
             return [StreamKey(*names) for names in found.fetchall()]
 
-    def put_snapshot(self, key: StreamKey, name: str, archive: bytes, most: int) -> bool:
+    def put_snapshot(self, of: Row, name: str, archive: bytes, most: int) -> bool:
         """Keep a copy."""
 
         def job(connection: sqlite3.Connection) -> bool:
-            number = _number(connection, key)
+            number, row = _find(connection, of.key)
             others = connection.execute("SELECT count(*) FROM snapshots WHERE id = ? AND name <> ?", (number, name))
-            if number < 0 or others.fetchone()[0] >= most:
+            if row is None or row.birth != of.birth or others.fetchone()[0] >= most:
                 return False
             connection.execute("REPLACE INTO snapshots (id, name, archive) VALUES (?, ?, ?)", (number, name, archive))
             return True
@@ -208,9 +220,9 @@ class SqliteStore:
                 )
             )
 
-    def purge_pending(self) -> bool:
-        """Whether the log still holds pages of deleted streams; tries again to empty it."""
-        return self._writer is not None and self._writer.purge_wanted and not self._writer.purge()
+    def purge_pending(self, seconds: float = 0.0) -> bool:
+        """Whether the files still hold bytes of deleted streams; tries again to clear a piece of them, or more."""
+        return self._writer is not None and self._writer.purge_wanted and not self._writer.purge(seconds)
 
     def problems(self) -> list[str]:
         """SQLite's own check of pages and indexes, and rows without their parts."""
@@ -229,11 +241,12 @@ class SqliteStore:
     def backup(self, target: Path) -> int:
         """A copy of one moment, itself a store; writers go on meanwhile."""
         try:
-            connection = connect(self.path, busy_seconds=self._busy_seconds)
+            enter(self.path)
             try:
-                return copy_store(connection, target)
+                with contextlib.closing(connect(self.path, busy_seconds=self._busy_seconds)) as connection:
+                    return copy_store(connection, target)
             finally:
-                connection.close()
+                leave(self.path)
         except (*DISK_ERRORS, OSError) as error:
             raise StoreUnavailable(f"{self.path.name} can't be copied to {target} ({error}).") from None
 
@@ -250,6 +263,9 @@ class SqliteStore:
             self._readers.put(None)
         if self._writer is not None:
             self._writer.close()
+        if self._gaps is not None:
+            self._gaps.close()
+        leave(self.path)
         if self._lock is not None:
             self._lock.release()
 
@@ -258,12 +274,20 @@ class SqliteStore:
         change = plan(row)
         if change is None:
             return row
-        if change.anew and number >= 0:
-            self._writing().purge_wanted = True
-            _removed(connection, number)
+        if change.anew and self._removed(connection, number):
             number = -1
         _apply(connection, number, change)
         return change.row
+
+    def _removed(self, connection: sqlite3.Connection, number: int) -> bool:
+        """Everything of a stream; False if there is none."""
+        if number < 0:
+            return False
+        for table in (*_PARTS, "streams"):
+            connection.execute(f"DELETE FROM {table} WHERE id = ?", (number,))
+        set_remains(connection, True)
+        self._writing().want_purge()
+        return True
 
     def _writing(self) -> Writer:
         if self._writer is None:
@@ -309,13 +333,6 @@ def _find(connection: sqlite3.Connection, key: StreamKey) -> tuple[int, Row | No
     return (values[0], row_of(dict(zip(ROW_FIELDS, values[1:], strict=True)))) if values else (-1, None)
 
 
-def _removed(connection: sqlite3.Connection, number: int) -> bool:
-    """Everything of a stream; False if there is none."""
-    for table in (*_PARTS, "streams") if number >= 0 else ():
-        connection.execute(f"DELETE FROM {table} WHERE id = ?", (number,))
-    return number >= 0
-
-
 def _apply(connection: sqlite3.Connection, number: int, change: Change) -> None:
     values = tuple(getattr(change.row, name) for name in ROW_FIELDS)
     if number < 0:
@@ -332,4 +349,6 @@ def _apply(connection: sqlite3.Connection, number: int, change: Change) -> None:
         connection.execute("DELETE FROM events WHERE id = ? AND seq < ?", (number, change.keep_from))
     first = change.row.next_seq - len(change.events)
     added = [(number, seq, event) for seq, event in enumerate(change.events, start=first)]
-    connection.executemany("INSERT INTO events (id, seq, event) VALUES (?, ?, ?)", added)
+    # damage may have put an event where this one belongs: its own place is empty now, which whoever reads it finds, and
+    # a refusal by SQLite would pass for a failing disk and stop every stream
+    connection.executemany("REPLACE INTO events (id, seq, event) VALUES (?, ?, ?)", added)

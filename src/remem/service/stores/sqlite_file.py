@@ -138,3 +138,16 @@ def _require_version(connection: sqlite3.Connection, path: Path) -> None:
             f"{path} has the format {found}; this release reads {STORE_VERSION}. The file was left as it is; open it "
             "with the release that wrote it."
         )
+
+
+def has_remains(connection: sqlite3.Connection) -> bool:
+    """Whether bytes of what was deleted may still be in the files; a process that was killed can't tell the next."""
+    return connection.execute("SELECT 1 FROM meta WHERE name = 'remains'").fetchone() is not None
+
+
+def set_remains(connection: sqlite3.Connection, remain: bool) -> None:
+    """Note it: in the transaction that deletes, and once the files are clear."""
+    if remain:
+        connection.execute("REPLACE INTO meta (name, value) VALUES ('remains', 1)")
+    else:
+        connection.execute("DELETE FROM meta WHERE name = 'remains'")

@@ -13,7 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from remem.service.errors import Draining, StaleEpoch, StoreUnavailable
-from remem.service.stores.sqlite_file import DISK_ERRORS
+from remem.service.stores.sqlite_file import DISK_ERRORS, has_remains, set_remains
+from remem.service.stores.sqlite_gaps import Gaps
 
 T = TypeVar("T")
 Job = Callable[[sqlite3.Connection], Any]
@@ -23,6 +24,7 @@ _Outcome = tuple[Future[Any], Any, BaseException | None]
 _MOST_JOBS = 128
 _GATHERING = 0.002
 _PURGE_SECONDS = 0.25
+_CLEARING_SECONDS = 1.0
 # after these nothing was written and the next commit may succeed; after any other failure nobody knows what the disk
 # holds, and to go on as if nothing had happened is how databases lose data
 _HARMLESS = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_READONLY}
@@ -36,13 +38,15 @@ class Writer:
     jobs itself, tells their callers, and leaves only the commit, which waits for the disk, to a thread.
     """
 
-    def __init__(self, connection: sqlite3.Connection, epoch: int) -> None:
-        self._connection, self._epoch = connection, epoch
+    def __init__(self, connection: sqlite3.Connection, epoch: int, gaps: Gaps) -> None:
+        self._connection, self._epoch, self._gaps = connection, epoch, gaps
         self._jobs: queue.SimpleQueue[_Queued] = queue.SimpleQueue()
         self._closing = threading.Lock()
         self._closed = False
         self._broken: str | None = None
-        self.purge_wanted = False
+        self._cleared = (0, 0)
+        """Where clearing has come to: how often through the file, and the page that is next."""
+        self._clear_until = (1, 0) if has_remains(connection) else (0, 0)
         self.commits = 0
         self._connection_free = threading.Lock()
         self._thread_waits = False
@@ -63,10 +67,25 @@ class Writer:
         """Queue a quick job; the future is done after the commit that holds it."""
         return self._submit(job, quick=True)
 
-    def purge(self) -> bool:
-        """Fold the log into the file and cut it to nothing; False while a reader holds it."""
-        purged: bool = self._submit(None).result()
-        return purged
+    @property
+    def purge_wanted(self) -> bool:
+        """Whether bytes of what was deleted may be in the files."""
+        return self._cleared < self._clear_until
+
+    def want_purge(self) -> None:
+        """For a job that deletes: what it leaves may be anywhere, so the file is to be gone through once from here."""
+        again, page = self._cleared
+        self._clear_until = (again + 1, page)
+
+    def purge(self, seconds: float = _CLEARING_SECONDS) -> bool:
+        """Clear the files of what was deleted until now, in pieces, between which others write.
+
+        False while a reader holds the log, and if it takes long; whoever asks again goes on.
+        """
+        until, end = self._clear_until, time.monotonic() + seconds
+        while (free := bool(self._submit(None).result())) and self._cleared < until and time.monotonic() < end:
+            pass
+        return free and self._cleared >= until
 
     def lend(self, loop: asyncio.AbstractEventLoop | None) -> None:
         """From now on quick jobs run in this loop, the running one; it must go on until the writer is taken back.
@@ -239,15 +258,33 @@ class Writer:
             raise StaleEpoch("Another process has taken over this store; this one must not write any more.")
 
     def _purged(self) -> bool:
-        self.purge_wanted = True
+        """Fold the log into the file and cut it to nothing, if nobody holds it; then clear a piece of the file."""
         try:
             self._connection.execute(f"PRAGMA busy_timeout = {int(1000 * _PURGE_SECONDS)}")
             busy, *_ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             self._connection.execute("PRAGMA busy_timeout = 5000")
-        except sqlite3.Error:
+            return not busy and (not self.purge_wanted or self._clear_gaps())
+        except (sqlite3.Error, OSError, StaleEpoch):
             return False
-        self.purge_wanted = bool(busy)
-        return not busy
+
+    def _clear_gaps(self) -> bool:
+        again, page = self._cleared
+        self._connection.execute("BEGIN IMMEDIATE")  # nobody writes meanwhile
+        try:
+            self._require_epoch()  # another's log is not empty, and may be folded in meanwhile
+            following = self._gaps.clear(page)
+        finally:
+            self._connection.execute("ROLLBACK")
+        self._connection.execute("PRAGMA shrink_memory")  # pages that are kept in memory still have theirs
+        if following is None:
+            return False
+        self._cleared = (again, following) if following else (again + 1, 0)
+        if not self.purge_wanted:
+            try:
+                set_remains(self._connection, False)
+            except sqlite3.Error as error:  # a commit like any other
+                self._rolled_back(error)
+        return True
 
 
 def _tell(outcomes: list[_Outcome]) -> None:
