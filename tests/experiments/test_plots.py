@@ -142,7 +142,7 @@ def test_the_projects_own_records_can_be_drawn(task: str, tmp_path: Path, capsys
     ("arguments", "said"),
     [
         (["colours"], "no `remem plot colours`"),
-        (["forgetting", "chess"], "no task 'chess'. There are: synthetic, babi"),
+        (["forgetting", "chess"], "no task 'chess'. There are: synthetic, synthetic-short, babi"),
         (["forgetting", "../results/synthetic"], "no task"),
         (["forgetting", "bench"], "no task 'bench'"),
         (["forgetting", "narrativeqa"], "no records of narrativeqa in results"),

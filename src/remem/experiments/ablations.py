@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from remem.errors import BadInput
-from remem.experiments.models import PAPER, RM, RM_TEXT
+from remem.experiments.models import PAPER, RM, RM_TEXT, SMALL_SLOTS, small
 from remem.experiments.presets import family
 from remem.experiments.records import Record
+from remem.experiments.rivals import reduced, rivals
 from remem.experiments.tables import spread
 from remem.experiments.variation import check_same, leaves, name_variation, with_field
-from remem.settings.baselines import BaselineSettings, CompressiveTransformerSettings, DNCSettings, STMSettings
-from remem.settings.model import ModelSettings, with_machine, without_rehearsal
 from remem.settings.run import Run, TrainSettings
 from remem.settings.tasks import BabiTask, SyntheticTask
 
@@ -83,16 +82,6 @@ TEXT_CHANGES = (
 ADDITIONS = (Addition(name="recent", field="model.machine.recent", value=4),)
 
 
-def _small(model: ModelSettings, width: int) -> ModelSettings:
-    """The same method at sizes that one core trains in well under a minute."""
-    return replace(
-        with_machine(model, num_slots=8, encoder_layers=1),
-        item_dim=width,
-        model_dim=width,
-        rehearsal=replace(model.rehearsal, num_fragments=2, decoder_layers=1),
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class Ablation:
     """A reduced task with its `rm` and `rm-paper`, the changes between them, and what else `rm` may have."""
@@ -116,18 +105,8 @@ class Ablation:
         return {row.method: name_variation(row, replace(row, train=replace(row.train, steps=steps))) for row in rows}
 
     def rivals(self) -> dict[str, Run]:
-        """Some of the methods the paper compares with, at sizes as reduced as those of `rm`, for `remem sweep`."""
-        width, plain = self.rm.model.item_dim, without_rehearsal(self.rm.model)
-        slots = leaves(self.rm)["model.machine.num_slots"]
-        machines: dict[str, BaselineSettings] = {
-            "stm": STMSettings(num_slots=slots, width=width),
-            "ct": CompressiveTransformerSettings(num_slots=slots, num_layers=1),
-            "dnc": DNCSettings(num_slots=slots),
-        }
-        return {
-            method: replace(self.rm, method=method, model=replace(plain, machine=machine))
-            for method, machine in machines.items()
-        }
+        """The methods the paper compares with, at sizes as reduced as those of `rm`, for `remem sweep`."""
+        return {run.method: run for run in rivals(self.rm, self.rm.model, reduced(SMALL_SLOTS, self.rm.model.item_dim))}
 
 
 def undo(rm: Run, change: Change) -> Run:
@@ -153,7 +132,7 @@ _SYNTHETIC = Run(
         eval_samples_per_chain=20,
         segment_len=10,
     ),
-    model=_small(PAPER, 48),
+    model=small(PAPER, 48),
     train=TrainSettings(
         steps=600,
         batch_size=32,
@@ -168,7 +147,7 @@ _SYNTHETIC = Run(
 _BABI = Run(
     method="rm-paper",
     task=BabiTask(name="babi-small", tasks=(1, 11)),
-    model=_small(PAPER, 64),
+    model=small(PAPER, 64),
     train=TrainSettings(
         steps=1440,
         batch_size=32,
@@ -182,7 +161,7 @@ _BABI = Run(
 )
 ABLATIONS: dict[str, Ablation] = {
     "synthetic-small": Ablation(
-        rm=replace(_SYNTHETIC, method="rm", model=_small(RM, 48)),
+        rm=replace(_SYNTHETIC, method="rm", model=small(RM, 48)),
         paper=_SYNTHETIC,
         changes=CHANGES,
         additions=ADDITIONS,
@@ -190,7 +169,7 @@ ABLATIONS: dict[str, Ablation] = {
         curve="accuracy",
     ),
     "babi-small": Ablation(
-        rm=replace(_BABI, method="rm", model=_small(RM_TEXT, 64)),
+        rm=replace(_BABI, method="rm", model=small(RM_TEXT, 64)),
         paper=_BABI,
         changes=CHANGES + TEXT_CHANGES,
         additions=ADDITIONS,

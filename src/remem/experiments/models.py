@@ -84,3 +84,15 @@ def _delta(model: ModelSettings, *, keep_bias: float, match_items: bool) -> Mode
 
 RM_DELTA_CLICKS = _delta(RM_CLICKS, keep_bias=5.0, match_items=True)
 RM_DELTA_VIDEO = _delta(RM_VIDEO, keep_bias=8.0, match_items=False)
+
+SMALL_SLOTS = 8
+
+
+def small(model: ModelSettings, width: int) -> ModelSettings:
+    """The same method at sizes that one core of a CPU trains in minutes."""
+    return replace(
+        with_machine(model, num_slots=SMALL_SLOTS, encoder_layers=1),
+        item_dim=width,
+        model_dim=width,
+        rehearsal=replace(model.rehearsal, num_fragments=2, decoder_layers=1),
+    )

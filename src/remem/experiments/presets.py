@@ -22,36 +22,13 @@ from remem.experiments.models import (
     RM_TEXT,
     RM_TURNS,
     RM_VIDEO,
+    SMALL_SLOTS,
+    small,
 )
-from remem.settings.baselines import (
-    ASReaderSettings,
-    BaselineSettings,
-    BlindSettings,
-    CaserSettings,
-    CompressiveTransformerSettings,
-    DIENSettings,
-    DirectSettings,
-    DMSDNCSettings,
-    DNCSettings,
-    E2EMNSettings,
-    EMNSettings,
-    ESASettings,
-    EVQASettings,
-    GRU4RecSettings,
-    HCRNSettings,
-    HPMNSettings,
-    MIMNSettings,
-    NativeSTMSettings,
-    NativeWordSettings,
-    NUTMSettings,
-    RUMSettings,
-    STMSettings,
-)
+from remem.experiments.rivals import CLICK_READERS, TEXT_READERS, VIDEO_READERS, natives, readers, reduced, rivals
 from remem.settings.model import (
     MachineSettings,
     ModelSettings,
-    RehearsalSettings,
-    rm_improvements,
     with_machine,
     without_rehearsal,
 )
@@ -134,15 +111,22 @@ _CLICKS = [
     ),
 ]  # fmt: skip
 
+# The synthetic task at a size for one core of a CPU, on which every method can be trained to its end.
+_SHORT = Run(
+    method="rm-paper",
+    task=SyntheticTask(
+        name="synthetic-short", num_groups=5, num_facts=100, stream_len=100, num_queries=5, num_answers=5,
+        evidence_len=3, samples_per_chain=400, eval_samples_per_chain=40, segment_len=10,
+    ),
+    model=small(PAPER, 48),
+    train=TrainSettings(
+        steps=3000, batch_size=32, learning_rate=2e-3, schedule="cosine", warmup_steps=300, eval_every=300,
+        checkpoint_every=300,
+    ),
+    sampler_train=TrainSettings(steps=600, batch_size=256, learning_rate=2e-3, eval_every=300),
+)  # fmt: skip
+
 # The reduced task of `remem demo`, for two CPU cores: both rows learn it, as rehearsal is meant for longer streams.
-_DEMO_MODEL = rm_improvements(
-    ModelSettings(
-        item_dim=48,
-        model_dim=48,
-        machine=MachineSettings(num_slots=8, encoder_layers=1),
-        rehearsal=RehearsalSettings(num_fragments=2, decoder_layers=1),
-    )
-)
 DEMO = Run(
     method="rm",
     task=SyntheticTask(
@@ -157,7 +141,7 @@ DEMO = Run(
         eval_samples_per_chain=50,
         segment_len=10,
     ),
-    model=_DEMO_MODEL,
+    model=small(RM, 48),
     train=TrainSettings(steps=1000, batch_size=32, learning_rate=2e-3, schedule="cosine", eval_every=250),
     sampler_train=TrainSettings(steps=300, batch_size=256, learning_rate=2e-3, eval_every=150),
 )
@@ -234,49 +218,6 @@ def _stories() -> list[Run]:
     ]  # fmt: skip
 
 
-def _rivals(paper: Run, model: ModelSettings) -> list[Run]:
-    """The methods the paper compares with, with the embedding, reasoner and schedule of `rm` and nothing rehearsed."""
-
-    def row(method: str, machine: BaselineSettings, shared: ModelSettings) -> Run:
-        return replace(paper, method=method, model=replace(shared, machine=machine))
-
-    plain = without_rehearsal(model)
-    return [
-        row("directly-reason", DirectSettings(), plain),
-        row("multi-hop-reason", DirectSettings(attention=True), plain),
-        row("blind", BlindSettings(), plain),
-        row("dnc", DNCSettings(), plain),
-        row("dnc-msd", DNCSettings(masked=True, deallocate=True, sharpen=True), plain),
-        row("nutm", NUTMSettings(), plain),
-        row("dmsdnc", DMSDNCSettings(), plain),
-        row("stm", STMSettings(), plain),
-        row("stm-matched", STMSettings(width=None), plain),
-        row("ct", CompressiveTransformerSettings(), plain),
-        row("hpmn", HPMNSettings(), plain),
-        row("mimn", MIMNSettings(), plain),
-        # what the paper does not try: the others' memories, trained to rehearse
-        row("dnc-rehearsal", DNCSettings(), model),
-        row("nutm-rehearsal", NUTMSettings(), model),
-        row("dmsdnc-rehearsal", DMSDNCSettings(), model),
-        row("stm-rehearsal", STMSettings(), model),
-        row("ct-rehearsal", CompressiveTransformerSettings(), model),
-        row("hpmn-rehearsal", HPMNSettings(), model),
-        row("mimn-rehearsal", MIMNSettings(), model),
-    ]
-
-
-def _click_rivals(paper: Run, model: ModelSettings) -> list[Run]:
-    """The models of clicks that read the whole history for every target, with the embedding and schedule of `rm`."""
-    plain = without_rehearsal(model)
-    machines: dict[str, BaselineSettings] = {
-        "gru4rec": GRU4RecSettings(), "caser": CaserSettings(), "rum": RUMSettings(), "dien": DIENSettings(),
-        "rum-queue": RUMSettings(memory_items=20),  # as published: the last few items alone
-    }  # fmt: skip
-    return [
-        replace(paper, method=method, model=replace(plain, machine=machine)) for method, machine in machines.items()
-    ]
-
-
 def _pretrained(paper: Run, model: ModelSettings, steps: int) -> Run:
     """`rm` that has rehearsed the streams without questions first."""
     pretrain = replace(paper.train, steps=steps, warmup_steps=steps // 10)
@@ -292,71 +233,20 @@ def _delta(paper: Run, model: ModelSettings) -> list[Run]:
     ]
 
 
-_TEXT_READERS: dict[str, BaselineSettings] = {"as-reader": ASReaderSettings(), "e2e-mn": E2EMNSettings()}
-_VIDEO_READERS: dict[str, BaselineSettings] = {
-    "e-vqa": EVQASettings(), "e-mn": EMNSettings(), "e-sa": ESASettings(), "hcrn": HCRNSettings(),
-}  # fmt: skip
-
-
-def _readers(paper: Run, model: ModelSettings, methods: dict[str, BaselineSettings]) -> list[Run]:
-    """The directly reasoning methods of a task's own table."""
-    plain = without_rehearsal(model)
-    return [replace(paper, method=name, model=replace(plain, machine=machine)) for name, machine in methods.items()]
-
-
-def _natives() -> list[Run]:
-    """Methods with the sizes, reader and optimiser of their authors on bAbI, whose numbers the paper quotes.
-
-    Steps are their epochs over our stories; docs/baselines.md says what differs.
-    """
-    model = replace(without_rehearsal(PAPER), item_dim=64, model_dim=64)
-    # theirs is added to the mean square, under the root, and is 1e-10: 1e-5 beside the root comes to about the same
-    words = replace(
-        _BABI.train, schedule="constant", warmup_steps=0, batch_size=32, optimizer="rmsprop", momentum=0.9, beta2=0.9,
-        epsilon=1e-5,
-    )  # fmt: skip
-    stm = replace(words, batch_size=128, optimizer="adam", momentum=0.0, beta2=0.99, epsilon=1e-8, warmup_steps=444)
-
-    def row(method: str, machine: BaselineSettings, item_std: float, train: TrainSettings) -> Run:
-        own = replace(model, machine=machine, embedding=replace(model.embedding, item_std=item_std))
-        return replace(_BABI, method=method, model=own, train=train)
-
-    dnc = DNCSettings(num_slots=256, slot_dim=64, controller_dim=256, norm_interface=False)
-    nutm = NUTMSettings(num_slots=192, slot_dim=64, controller_dim=172, norm_controller=True)
-    dmsdnc = DMSDNCSettings(num_slots=256, slot_dim=48, controller_dim=256, norm_interface=False)
-    return [
-        row(
-            "dnc-native", NativeWordSettings(memory=dnc), 0.1,
-            replace(words, steps=100_000, learning_rate=1e-4, clip_norm=10.0),
-        ),
-        row(
-            "nutm-native", NativeWordSettings(memory=nutm), 0.1,
-            replace(words, steps=88_000, learning_rate=3e-5, clip_norm=10.0),
-        ),
-        row(
-            "dmsdnc-native", NativeWordSettings(memory=dmsdnc, bypass_dropout=0.1), 0.1,
-            replace(words, steps=97_600, learning_rate=3e-5, clip_norm=50.0),
-        ),
-        row(
-            "stm-native", NativeSTMSettings(), 0.06,
-            replace(stm, steps=222_000, learning_rate=6e-4, clip_norm=5.0),
-        ),
-    ]  # fmt: skip
-
-
 PRESETS: dict[str, Run] = {
     f"{run.task.name}/{run.method}": run
     for run in (
-        *family(_SYNTHETIC, RM), *_rivals(_SYNTHETIC, RM),
-        *family(_BABI, RM_STORIES, _STORIES), *_stories(), *_rivals(_STORIES, RM_STORIES), *_natives(),
-        *family(_NARRATIVEQA, RM_PASSAGE), *_rivals(_NARRATIVEQA, RM_PASSAGE),
-        *_readers(_NARRATIVEQA, RM_PASSAGE, _TEXT_READERS), _pretrained(_NARRATIVEQA, RM_PASSAGE, steps=1000),
+        *family(_SYNTHETIC, RM), *rivals(_SYNTHETIC, RM),
+        *family(_SHORT, small(RM, 48)), *rivals(_SHORT, small(RM, 48), reduced(SMALL_SLOTS, 48)),
+        *family(_BABI, RM_STORIES, _STORIES), *_stories(), *rivals(_STORIES, RM_STORIES), *natives(_BABI),
+        *family(_NARRATIVEQA, RM_PASSAGE), *rivals(_NARRATIVEQA, RM_PASSAGE),
+        *readers(_NARRATIVEQA, RM_PASSAGE, TEXT_READERS), _pretrained(_NARRATIVEQA, RM_PASSAGE, steps=1000),
         replace(_NARRATIVEQA, method="rm-turns", model=RM_TURNS),
         replace(_NARRATIVEQA, method="rm-turns-no-rehearsal", model=without_rehearsal(RM_TURNS)),
-        *family(_ACTIVITYNETQA, RM_VIDEO), *_rivals(_ACTIVITYNETQA, RM_VIDEO),
-        *_readers(_ACTIVITYNETQA, RM_VIDEO, _VIDEO_READERS),
-        *(run for clicks in _CLICKS for run in (*family(clicks, RM_CLICKS), *_rivals(clicks, RM_CLICKS))),
-        *(run for clicks in _CLICKS for run in _click_rivals(clicks, RM_CLICKS)),
+        *family(_ACTIVITYNETQA, RM_VIDEO), *rivals(_ACTIVITYNETQA, RM_VIDEO),
+        *readers(_ACTIVITYNETQA, RM_VIDEO, VIDEO_READERS),
+        *(run for clicks in _CLICKS for run in (*family(clicks, RM_CLICKS), *rivals(clicks, RM_CLICKS))),
+        *(run for clicks in _CLICKS for run in readers(clicks, RM_CLICKS, CLICK_READERS)),
         *(run for clicks in _CLICKS for run in _delta(clicks, RM_DELTA_CLICKS)),
         *_delta(_ACTIVITYNETQA, RM_DELTA_VIDEO),
     )
