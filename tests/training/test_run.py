@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import sysconfig
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -172,6 +173,16 @@ def test_what_a_run_leaves_to_its_device_is_decided_there_and_recorded(
     rival = replace(run, model=PRESETS["synthetic/dnc"].model)
     short = [settled(each, torch.device("cuda")).train.compile for each in (run, rival)]
     assert short == [False, True]
+    # on a CPU what reads item by item is, where there is a compiler and the run is not over before it is done
+    on_a_cpu = [replace(each, train=replace(each.train, steps=steps)) for each in (run, rival) for steps in (299, 2000)]
+    for compiler, compiled in (("true", [False, False, False, True]), ("no-such-compiler", [False] * 4)):
+        monkeypatch.setenv("CXX", compiler)
+        monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+        (tmp_path / "Python.h").touch()
+        assert [settled(each, CPU).train.compile for each in on_a_cpu] == compiled
+    monkeypatch.setenv("CXX", "true")
+    (tmp_path / "Python.h").unlink()
+    assert not settled(on_a_cpu[-1], CPU).train.compile
     # what was asked for is kept
     asked = replace(run, train=replace(run.train, precision="float32", compile=False))
     trainer = Trainer(asked, tmp_path / "asked", device=torch.device("cuda"), quiet=True)

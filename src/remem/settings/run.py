@@ -82,8 +82,8 @@ class TrainSettings:
     capture: bool = True
     """On a GPU, capture the whole step as a CUDA graph, one for each batch shape; a CPU ignores this."""
     compile: bool | None = None
-    """Compile the model's layers (`torch.compile`); None does so on a GPU, in runs of 2,000 steps or more and for
-    the rivals of RM, most of which read item by item, where it pays for the minute that it takes."""
+    """Compile the model's layers (`torch.compile`); None does so where it pays for the minute that it takes: on a GPU
+    in runs of 2,000 steps or more and for the rivals of RM, on a CPU for memories that read item by item."""
     nan_budget: int = 3
     """Steps with a non-finite loss or gradient that may be skipped before the run stops."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,6 +32,7 @@ from remem.data.dataset import Split, evaluation_batches
 from remem.errors import BadInput
 from remem.model.assembly import MemoryModel
 from remem.model.sampler import HistorySampler, RandomSampler, Sampler
+from remem.settings.baselines import DMSDNCSettings, DNCSettings, MIMNSettings, NativeWordSettings, NUTMSettings
 from remem.settings.bounds import refuse_nonsense
 from remem.settings.codec import to_json
 from remem.settings.model import DeltaSettings, MachineSettings
@@ -46,6 +49,8 @@ Precision = Literal["float32", "bf16"]
 CONFIG_FILE = "config.json"
 RECORD_FILE = "record.json"
 _LONG = 2000  # steps from which on compiling, about a minute, pays for itself on a GPU
+_LONG_BY_ITEM = 300  # and on a CPU, half a minute, where a step goes through a stream item by item
+_ITEM_BY_ITEM = (DNCSettings, NUTMSettings, DMSDNCSettings, MIMNSettings, NativeWordSettings)
 
 
 def pick_device(name: str) -> torch.device:
@@ -63,16 +68,23 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def _compiles_for_cpu() -> bool:
+    """Whether this machine has what `torch.compile` needs for a CPU: a C++ compiler, and Python's headers."""
+    headers = Path(sysconfig.get_paths()["include"], "Python.h")
+    return shutil.which(os.environ.get("CXX", "g++")) is not None and headers.exists()
+
+
 def settled(run: Run, device: torch.device) -> Run:
     """What a run leaves to its device, decided: its record says so, and a run that is resumed keeps to it."""
     gpu = device.type == "cuda"
     # a rival reads item by item, or has little to compile
     rival = not isinstance(run.model.machine, MachineSettings | DeltaSettings)
+    by_item = isinstance(run.model.machine, _ITEM_BY_ITEM) and not gpu and _compiles_for_cpu()
     fast: Precision = "bf16" if gpu and torch.cuda.is_bf16_supported(False) else "float32"
 
     def stage(settings: TrainSettings, best: Precision) -> TrainSettings:
         precision = best if settings.precision == "auto" else settings.precision
-        pays = gpu and (rival or settings.steps >= _LONG)
+        pays = (gpu and (rival or settings.steps >= _LONG)) or (by_item and settings.steps >= _LONG_BY_ITEM)
         return replace(settings, precision=precision, compile=pays if settings.compile is None else settings.compile)
 
     return replace(
