@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +150,37 @@ def test_a_reader_blind_to_order_reaches_two_thirds_at_most() -> None:
     assert 100 * (1 / possible.sum(axis=1)).mean() == pytest.approx(67.0, abs=0.1)
 
 
+APART = [
+    replace(SMALL, apart=True, stream_len=12),
+    replace(SMALL, apart=True, stream_len=13, evidence_len=3, num_answers=5),  # a tenth of the first draws have two
+    replace(SMALL, apart=True, num_groups=1, num_facts=6, stream_len=9, num_queries=2, evidence_len=1),
+]
+
+
+@pytest.mark.parametrize("task", APART)
+def test_facts_that_stand_apart_keep_their_order_within_one_half_and_no_other_answers_facts_do(
+    task: SyntheticTask, tmp_path: Path
+) -> None:
+    chains, half, gaps = logic_chains(task).tolist(), task.stream_len // 2, 0
+    rows = exported(task, "train", tmp_path)
+    parts = synthetic_split(task, "train").buckets[0].query.part.flatten().tolist()
+    for row, part in zip(rows, parts, strict=True):
+        stream, evidence = row["stream"], chains[row["query"]][row["answer"]]
+        mine = range(half) if part == 0 else range(half, task.stream_len)
+        places = [where for where in combinations(mine, task.evidence_len) if [stream[i] for i in where] == evidence]
+        assert row["evidence_start"] in {where[0] for where in places}
+        gaps += all(stream[i : i + task.evidence_len] != evidence for i in range(len(stream)))
+        orders = set(combinations(stream, task.evidence_len))
+        assert [tuple(each) in orders for each in chains[row["query"]]].count(True) == 1
+    assert gaps > len(rows) / 2 or task.evidence_len == 1
+
+
+def test_facts_that_stand_apart_reach_every_place_of_their_half(tmp_path: Path) -> None:
+    task = replace(SMALL, apart=True, stream_len=9, samples_per_chain=200)
+    starts = {row["evidence_start"] for row in exported(task, "train", tmp_path)}
+    assert starts == {0, 1, 2, 4, 5, 6, 7}
+
+
 @pytest.mark.parametrize("task", CROWDED)
 def test_crowded_sizes_force_streams_to_be_drawn_again(task: SyntheticTask, tmp_path: Path) -> None:
     rows = exported(task, "train", tmp_path)
@@ -278,6 +309,11 @@ def test_sizes_that_leave_hardly_a_stream_with_one_answer_are_refused() -> None:
     task = replace(SMALL, num_groups=1, num_facts=20, evidence_len=1, num_answers=10, num_queries=1, stream_len=200)
     with pytest.raises(BadInput, match="stream_len"):
         synthetic_split(task, "valid")
+    # 231 pairs of places, where 20 stand next to each other
+    apart = replace(SMALL, num_groups=1, num_facts=8, num_answers=5, num_queries=1)
+    check_sizes(apart)
+    with pytest.raises(BadInput, match="stream_len 22 would hold 14 evidences"):
+        synthetic_split(replace(apart, apart=True), "valid")
 
 
 @pytest.mark.parametrize("task", [SMALL, CROWDED[0]])

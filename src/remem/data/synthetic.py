@@ -1,13 +1,15 @@
 """The synthetic task of Appendix B, to the letter: streams of facts, and the evidence that decides each query's answer.
 
 A logic chain is (evidence, query, answer): R_c facts of the query's group, which stand next to each other somewhere in
-the stream. Chains, streams and placement come from one data seed and are bit-identical on every machine.
+the stream, or with `apart` in this order but anywhere in one half of it. Chains, streams and placement come from one
+data seed and are bit-identical on every machine.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import comb
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +58,8 @@ def check_sizes(task: SyntheticTask) -> None:
         raise BadInput(
             f"{per_group} facts a group make too few evidences of {task.evidence_len} for {task.num_answers} answers."
         )
-    expected = (task.stream_len - task.evidence_len) * (task.num_answers - 1) / task.num_facts**task.evidence_len
+    places = comb(task.stream_len, task.evidence_len) if task.apart else task.stream_len - task.evidence_len
+    expected = places * (task.num_answers - 1) / task.num_facts**task.evidence_len
     if expected > 7:
         raise BadInput(
             f"A stream of stream_len {task.stream_len} would hold {expected:.0f} evidences of other answers by chance; "
@@ -99,29 +102,40 @@ def _place(task: SyntheticTask, chains: Ints, split: str, per_chain: int) -> tup
     count, half = len(query), task.stream_len // 2
     streams = random.integers(task.num_facts, count, task.stream_len)
     later = np.arange(count) % 2
-    room = np.where(later, task.stream_len - half, half) - task.evidence_len + 1
-    start = later * half + (random.words(count) % room.astype(np.uint64)).astype(np.int64)
-    return _with_evidence(task, random, streams, chains, query, answer, start), query, answer, start
+    rooms = np.where(later, task.stream_len - half, half)
+    window = later[:, None] * half + _places(task, random, rooms)
+    return _with_evidence(task, random, streams, chains, query, answer, window), query, answer, window[:, 0]
+
+
+def _places(task: SyntheticTask, random: StableRandom, rooms: Ints) -> Ints:
+    """Where the facts of each stream's evidence stand, in turn: [count, R_c] places of so many there are."""
+    length = task.evidence_len
+    if not task.apart:
+        last = (rooms - length + 1).astype(np.uint64)
+        return (random.words(len(rooms)) % last).astype(np.int64)[:, None] + np.arange(length)
+    longest = int(rooms.max())
+    words = random.words(len(rooms), longest)
+    words[np.arange(longest) >= rooms[:, None]] = np.iinfo(np.uint64).max  # no place of a shorter half
+    return np.sort(np.argsort(words, axis=1, kind="stable")[:, :length], axis=1)
 
 
 def _with_evidence(
-    task: SyntheticTask, random: StableRandom, streams: Ints, chains: Ints, query: Ints, answer: Ints, start: Ints
+    task: SyntheticTask, random: StableRandom, streams: Ints, chains: Ints, query: Ints, answer: Ints, window: Ints
 ) -> Ints:
-    """The streams with each one's evidence put where it starts, and with no other answer's."""
-    window = start[:, None] + np.arange(task.evidence_len)
+    """The streams with each one's evidence in its places, and with no other answer's."""
     rows, evidence = np.arange(len(streams))[:, None], chains[query, answer]
     streams[rows, window] = evidence
     # a stream that happens to hold another answer's evidence has two answers: draw its other facts again
-    codes = _codes(chains, task)
-    while len(doubtful := _with_two_answers(task, streams, query, codes)):
+    several = _with_two_in_order if task.apart else _with_two_answers
+    while len(doubtful := several(task, streams, query, chains)):
         streams[doubtful] = random.integers(task.num_facts, len(doubtful), streams.shape[1])
         streams[doubtful[:, None], window[doubtful]] = evidence[doubtful]
     return streams
 
 
-def _with_two_answers(task: SyntheticTask, streams: Ints, query: Ints, codes: Ints) -> Ints:
+def _with_two_answers(task: SyntheticTask, streams: Ints, query: Ints, chains: Ints) -> Ints:
     """Streams that hold the evidence of more than one answer to their query."""
-    found = []
+    found, codes = [], _codes(chains, task)
     for q in range(task.num_queries):
         rows = np.flatnonzero(query == q)
         hits = np.isin(_codes(streams[rows], task), codes[q])
@@ -129,6 +143,20 @@ def _with_two_answers(task: SyntheticTask, streams: Ints, query: Ints, codes: In
         held = [np.intersect1d(_codes(streams[row], task), codes[q]) for row in several]
         found += [row for row, answers in zip(several, held, strict=True) if len(answers) > 1]
     return np.array(found, dtype=np.int64)
+
+
+def _with_two_in_order(task: SyntheticTask, streams: Ints, query: Ints, chains: Ints) -> Ints:
+    """The same where an evidence is its facts in their order, whatever stands between them."""
+    several = []
+    for q in range(task.num_queries):
+        rows, answers = np.flatnonzero(query == q), np.arange(task.num_answers)
+        # how many facts of each evidence have been met in turn; one past the last asks for a fact that there is not
+        evidences = np.pad(chains[q], ((0, 0), (0, 1)), constant_values=-1)
+        met = np.zeros((len(rows), task.num_answers), dtype=np.int64)
+        for facts in streams[rows].T:
+            met += evidences[answers, met] == facts[:, None]
+        several.append(rows[(met == task.evidence_len).sum(axis=1) > 1])
+    return np.concatenate(several)
 
 
 def _tensor(values: npt.ArrayLike) -> Tensor:
@@ -165,7 +193,7 @@ def synthetic_split(task: SyntheticTask, split: str) -> Split:
 def split_beyond(task: SyntheticTask, beyond: int, count: int) -> Split:
     """Streams of any length, asked `beyond` segments after the one that holds the evidence: what lasts, and how long.
 
-    Before the evidence stand as many facts as four segments hold.
+    Before the evidence stand as many facts as four segments hold. It stands together, also in a task where it need not.
     """
     chains, random = logic_chains(task), StableRandom(task.data_seed, "beyond", beyond)
     pairs = random.permutation(task.num_queries * task.num_answers)
@@ -176,7 +204,8 @@ def split_beyond(task: SyntheticTask, beyond: int, count: int) -> Split:
     longer = replace(task, stream_len=length)
     check_sizes(longer)
     streams = random.integers(task.num_facts, count, length)
-    streams = _with_evidence(task, random, streams, chains, query, answer, start)
+    window = start[:, None] + np.arange(task.evidence_len)
+    streams = _with_evidence(task, random, streams, chains, query, answer, window)
     return as_split(longer, streams, query, answer, start)
 
 

@@ -31,6 +31,8 @@ class SyntheticTask:
     """Answers of each query (R_a)."""
     evidence_len: int = 5
     """Facts of an evidence, consecutive in the stream (R_c)."""
+    apart: bool = False
+    """The other reading of Appendix B: these facts keep their order, but stand anywhere in their half of the stream."""
     samples_per_chain: int = 400
     """Training streams for each evidence-query-answer chain."""
     eval_samples_per_chain: int = 10
