@@ -111,6 +111,14 @@ def test_a_trial_stands_beside_the_preset_it_is_named_after(tmp_path: Path) -> N
         "| `trials/narrativeqa/blind-repeated` | nothing | 400 of 800 | 30.00 | – |",
         "| `trials/narrativeqa/rm-no-rehearsal-slow` | learning_rate 0.0001 | 400 of 800 | 30.00 | 31.00 |",
     ]
+    # evidence early and later in the stream together
+    halves = {"metrics": {"test": {"early": 10.0, "later": 30.0, "accuracy": 20.0}}}
+    apart = PRESETS["synthetic-short/dnc"]
+    apart = replace(apart, task=replace(apart.task, apart=True))  # type: ignore[call-arg]
+    write(tmp_path, "trials/synthetic-short/dnc-apart", apart, 0.0, steps=3000, **halves)
+    assert rows(format_variants(tmp_path, "synthetic-short")) == [
+        "| `trials/synthetic-short/dnc-apart` | apart True | 3,000 of 3,000 | 20.00 | – |",
+    ]
     with pytest.raises(BadInput, match="'rms' of narrativeqa is named after no method"):
         named_after("narrativeqa", "rms")
 

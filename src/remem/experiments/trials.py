@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from remem.errors import BadInput
-from remem.experiments.paper import TABLE_METRICS
 from remem.experiments.presets import PRESETS, find_preset
 from remem.experiments.records import Record, read_record
 from remem.experiments.sweeps import main_metric
@@ -56,7 +55,7 @@ def format_trials(results: Path, task: str, *, parts: tuple[int, ...] | None = N
 
 def format_variants(results: Path, task: str) -> str:
     """A row for every trial of a task beside the preset it is named after: what it changed, and what both reached."""
-    metric = TABLE_METRICS[task][0]
+    metric = main_metric(task)
     rows = []
     for folder, group in find_runs(results, task).items():
         if not folder.startswith(TRIALS):
