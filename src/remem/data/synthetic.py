@@ -127,9 +127,11 @@ def _with_evidence(
     streams[rows, window] = evidence
     # a stream that happens to hold another answer's evidence has two answers: draw its other facts again
     several = _with_two_in_order if task.apart else _with_two_answers
-    while len(doubtful := several(task, streams, query, chains)):
+    doubtful = several(task, streams, query, chains)
+    while len(doubtful):
         streams[doubtful] = random.integers(task.num_facts, len(doubtful), streams.shape[1])
         streams[doubtful[:, None], window[doubtful]] = evidence[doubtful]
+        doubtful = doubtful[several(task, streams[doubtful], query[doubtful], chains)]
     return streams
 
 
@@ -147,16 +149,20 @@ def _with_two_answers(task: SyntheticTask, streams: Ints, query: Ints, chains: I
 
 def _with_two_in_order(task: SyntheticTask, streams: Ints, query: Ints, chains: Ints) -> Ints:
     """The same where an evidence is its facts in their order, whatever stands between them."""
-    several = []
+    found = []
     for q in range(task.num_queries):
-        rows, answers = np.flatnonzero(query == q), np.arange(task.num_answers)
-        # how many facts of each evidence have been met in turn; one past the last asks for a fact that there is not
-        evidences = np.pad(chains[q], ((0, 0), (0, 1)), constant_values=-1)
-        met = np.zeros((len(rows), task.num_answers), dtype=np.int64)
-        for facts in streams[rows].T:
-            met += evidences[answers, met] == facts[:, None]
-        several.append(rows[(met == task.evidence_len).sum(axis=1) > 1])
-    return np.concatenate(several)
+        rows = np.flatnonzero(query == q)
+        held = np.zeros((len(rows), task.num_facts), dtype=bool)
+        np.put_along_axis(held, streams[rows], True, axis=1)
+        # few streams hold all facts of an evidence; how many of these have been met in turn?
+        row, answer = np.nonzero(held[:, chains[q]].all(axis=2))
+        # one past the last asks for a fact that there is not
+        evidences = np.pad(chains[q][answer], ((0, 0), (0, 1)), constant_values=-1)
+        pairs, met = np.arange(len(row)), np.zeros(len(row), dtype=np.int64)
+        for facts in streams[rows[row]].T:
+            met += evidences[pairs, met] == facts
+        found.append(rows[np.bincount(row[met == task.evidence_len], minlength=len(rows)) > 1])
+    return np.concatenate(found)
 
 
 def _tensor(values: npt.ArrayLike) -> Tensor:
