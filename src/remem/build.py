@@ -305,6 +305,7 @@ def build_machine(settings: ModelSettings, segment_len: int) -> MemoryMachine | 
         aligned_gain=machine.aligned_gain,
         score_gain=machine.write_score_gain,
         keep_bias=machine.keep_bias,
+        keep_spread=machine.keep_spread,
         copy_start=machine.copy_start,
         slot_identity=machine.slot_identity,
     )

@@ -80,6 +80,17 @@ def test_a_keep_bias_reaches_the_writers_cell() -> None:
     assert_close(biases[1] - biases[0], [0.0] * d + [2.0] * d + [0.0] * d)
 
 
+def test_a_keep_spread_raises_the_bias_evenly_over_a_slots_numbers() -> None:
+    biases = []
+    for keep_spread in (0.0, 6.0):
+        torch.manual_seed(2)
+        machine = replace(PAPER.machine, keep_bias=1.0, keep_spread=keep_spread)
+        biases.append(make_model(replace(PAPER, machine=machine)).memorizer.writer.cell.bias_hh.detach())
+    d = PAPER.item_dim
+    rising = [6.0 * number / (d - 1) for number in range(d)]
+    assert_close(biases[1] - biases[0], [0.0] * d + rising + [0.0] * d)
+
+
 def test_the_encoder_is_the_one_asked_for() -> None:
     assert isinstance(make_model(with_encoder(RM, "gru")).memorizer.encoder, GRUEncoder)
     assert isinstance(make_model(RM).memorizer.encoder, TransformerEncoder)

@@ -28,6 +28,7 @@ class SlotWriter(nn.Module):
         aligned_gain: float = 1.0,
         score_gain: float = 1.0,
         keep_bias: float = 0.0,
+        keep_spread: float = 0.0,
         copy_start: bool = False,
         slot_identity: bool = False,
     ) -> None:
@@ -35,7 +36,8 @@ class SlotWriter(nn.Module):
         self.attention = AdditiveScore(left_dim=item_dim, right_dim=item_dim, model_dim=model_dim, gain=score_gain)
         self.cell = nn.GRUCell(item_dim, item_dim)
         with torch.no_grad():
-            self.cell.bias_hh[item_dim : 2 * item_dim] += keep_bias  # torch's z, the share of the old slot
+            # torch's z, the share of the old slot
+            self.cell.bias_hh[item_dim : 2 * item_dim] += torch.linspace(keep_bias, keep_bias + keep_spread, item_dim)
             if copy_start:
                 self.cell.weight_ih[2 * item_dim :] = 0.5 * torch.eye(item_dim)
                 self.cell.weight_hh[2 * item_dim :] = 0.0

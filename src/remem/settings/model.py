@@ -34,6 +34,9 @@ class MachineSettings:
     """Ours: factor on the initial w_a of Eq. 1; without it the first scores are nearly flat over the slots."""
     keep_bias: float = 0.0
     """Ours: initial bias of the update gate of Eq. 2 towards keeping; at 0 half of every slot is lost each segment."""
+    keep_spread: float = 0.0
+    """Ours: by how much this bias rises over the numbers of a slot, from the first to the last, so that some of them
+    learn soon and others last (the chrono initialisation of Tallec and Ollivier, ICLR 2018, in even steps)."""
     copy_start: bool = False
     """Ours: the candidate of Eq. 2 starts as tanh(l_k / 2), so that a slot is at first a fading sum of its items."""
     turns: int = 0
