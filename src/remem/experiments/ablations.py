@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from remem.errors import BadInput
-from remem.experiments.models import PAPER, RM, RM_TEXT, SMALL_SLOTS, small
+from remem.experiments.models import PAPER, RM, RM_TEXT, small
 from remem.experiments.presets import family
 from remem.experiments.records import Record
 from remem.experiments.rivals import reduced, rivals
@@ -106,7 +106,8 @@ class Ablation:
 
     def rivals(self) -> dict[str, Run]:
         """The methods the paper compares with, at sizes as reduced as those of `rm`, for `remem sweep`."""
-        return {run.method: run for run in rivals(self.rm, self.rm.model, reduced(SMALL_SLOTS, self.rm.model.item_dim))}
+        sized = reduced(leaves(self.rm)["model.machine.num_slots"], self.rm.model.item_dim)
+        return {run.method: run for run in rivals(self.rm, self.rm.model, sized)}
 
 
 def undo(rm: Run, change: Change) -> Run:
