@@ -34,11 +34,14 @@ from remem.baselines.stm import STM, TwoMemories, matched_width
 from remem.data.codec import AnswerKind, ClickCodec, Codec, PassageCodec, TextCodec
 from remem.ends import build_embedding, build_head, build_query_encoder, item_embedding
 from remem.errors import BadInput
+from remem.model.asking import Asker
 from remem.model.assembly import MemoryModel
 from remem.model.delta import DeltaMachine, ItemMatch
 from remem.model.embed import (
     Embedding,
     ItemEmbedding,
+    QueryEncoder,
+    SentenceQueryEncoder,
 )
 from remem.model.encoder import GRUEncoder, TransformerEncoder
 from remem.model.machine import MemoryMachine
@@ -111,7 +114,20 @@ def build_memory_model(settings: ModelSettings, codec: Codec) -> MemoryModel:
         head=build_head(settings, codec, settings.model_dim, query_encoder),
         decoder=_decoder(settings, codec.segment_len) if settings.rehearsal.enabled else None,
         match=_match(settings, codec, embed, memorizer),
+        asker=_asker(settings, embed, query_encoder),
     )
+
+
+def _asker(settings: ModelSettings, embed: Embedding, query_encoder: QueryEncoder) -> Asker | None:
+    weight = settings.rehearsal.ask_weight
+    if not weight:
+        return None
+    if not isinstance(embed, ItemEmbedding) or not isinstance(query_encoder, SentenceQueryEncoder):
+        raise BadInput(
+            f"--model.rehearsal.ask-weight {weight:g} lets a stream ask about its own sentences, in words; this task's "
+            "streams or questions have none. Leave it 0."
+        )
+    return Asker(item_dim=settings.item_dim, model_dim=settings.model_dim)
 
 
 def _match(
@@ -176,7 +192,7 @@ def build_click(settings: ModelSettings, codec: Codec) -> ClickModel:
 
 
 def _refuse_rehearsal(settings: ModelSettings) -> None:
-    if settings.rehearsal.enabled:
+    if settings.rehearsal.enabled or settings.rehearsal.ask_weight:
         raise BadInput(
             "A model that reads the whole stream has no memory to rehearse from; give rehearsal weights of 0."
         )
@@ -215,7 +231,7 @@ def build_question_answerer(settings: ModelSettings, codec: Codec) -> ASReader |
 def build_native(settings: ModelSettings, codec: Codec) -> NativeWordModel | NativeSTM:
     """A method as its authors ran it, from the words to the answer."""
     machine, item_dim = settings.machine, settings.item_dim
-    if settings.rehearsal.enabled:
+    if settings.rehearsal.enabled or settings.rehearsal.ask_weight:
         raise BadInput("A method in its native form has no decoder to rehearse with; give rehearsal weights of 0.")
     if not isinstance(codec, TextCodec):
         raise BadInput(

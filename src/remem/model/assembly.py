@@ -1,4 +1,5 @@
-"""A whole model: embedding, any memory, reasoner and head, and the decoder that rehearses while it trains."""
+"""A whole model: embedding, any memory, reasoner and head, and what only training needs: the decoder that rehearses,
+and the asker of a story's own questions."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from remem.data.batch import Candidates, QueryBatch, Segment, StreamBatch
+from remem.model.asking import Asker
 from remem.model.delta import ItemMatch
 from remem.model.embed import Embedding, QueryEncoder
 from remem.model.heads import Head
@@ -16,6 +18,8 @@ from remem.model.interface import Memorizer, State, Trace, embed_stream, gather_
 from remem.model.matching import WordMatch
 from remem.model.reasoner import MultiHopReasoner
 from remem.model.rehearsal import RehearsalDecoder
+
+FOR_TRAINING = ("decoder.", "asker.")  # parts that no answer needs, by how the names of their weights begin
 
 
 class Answered(NamedTuple):
@@ -26,7 +30,8 @@ class Answered(NamedTuple):
 
 
 class MemoryModel(nn.Module):
-    """What is trained, saved and served. The decoder is None where nothing is rehearsed; answering never needs it."""
+    """What is trained, saved and served. The decoder is None where nothing is rehearsed, the asker where a stream asks
+    nothing by itself; answering needs neither."""
 
     def __init__(
         self,
@@ -38,12 +43,13 @@ class MemoryModel(nn.Module):
         head: Head,
         decoder: RehearsalDecoder | None,
         match: WordMatch | ItemMatch | None = None,
+        asker: Asker | None = None,
     ) -> None:
         super().__init__()
         self.embed, self.query_encoder = embed, query_encoder
         self.memorizer = memorizer
         self.reasoner, self.head, self.decoder = reasoner, head, decoder
-        self.match = match
+        self.match, self.asker = match, asker
 
     @property
     def memory_method(self) -> Memorizer:

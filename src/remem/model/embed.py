@@ -81,7 +81,11 @@ class SentenceQueryEncoder(nn.Module):
         self.gru = BiGRU(input_dim=words.embedding_dim, output_dim=model_dim)
 
     def forward(self, tokens: Int[Tensor, "b w"], mask: Bool[Tensor, "b w"]) -> Float[Tensor, "b m"]:
-        _, whole = self.gru(lookup(self.words, tokens), mask)
+        return self.read(lookup(self.words, tokens), mask)
+
+    def read(self, words: Float[Tensor, "b w d"], mask: Bool[Tensor, "b w"]) -> Float[Tensor, "b m"]:
+        """The same from the words' vectors."""
+        _, whole = self.gru(words, mask)
         return whole
 
 

@@ -152,9 +152,15 @@ class RehearsalSettings:
     scaled_recall: bool = False
     """Ours: divide the inner products of Eq. 3 by sqrt(d_x), so that they start at a scale a softmax can learn from."""
 
+    ask_weight: float = 0.0
+    """Ours: weight of questions that a story asks the reasoner by itself: a sentence with a word left out, before it is
+    read or after; 0 asks none. For streams of words with questions of words."""
+    asks: int = 4
+    """Questions that a stream asks by itself in a step, half of them before their sentence is read."""
+
     @property
     def enabled(self) -> bool:
-        """Whether any rehearsal loss is trained at all."""
+        """Whether the decoder rehearses at all."""
         return self.recollection_weight > 0 or self.familiarity_weight > 0
 
 
@@ -197,4 +203,5 @@ def with_machine(model: ModelSettings, **changes: Any) -> ModelSettings:
 
 def without_rehearsal(model: ModelSettings) -> ModelSettings:
     """The ablation RM (w/o. rehearsal): only the task's own loss."""
-    return replace(model, rehearsal=replace(model.rehearsal, recollection_weight=0.0, familiarity_weight=0.0))
+    silent = replace(model.rehearsal, recollection_weight=0.0, familiarity_weight=0.0, ask_weight=0.0)
+    return replace(model, rehearsal=silent)

@@ -12,7 +12,9 @@ from torch.nn import functional as F
 
 from remem.data.batch import Batch, QueryBatch, StreamBatch
 from remem.errors import BadInput
+from remem.model.asking import draw_questions
 from remem.model.assembly import Answered, MemoryModel
+from remem.model.embed import ItemEmbedding, SentenceQueryEncoder
 from remem.model.fragments import Fragments, make_fragments, random_below
 from remem.model.interface import DirectReasoner, OwnLosses, Trace, gather_each, gather_rows
 from remem.model.rehearsal import familiarity_loss, item_set_distractors, recollection_loss, stream_distractors
@@ -122,7 +124,7 @@ class MemoryObjective:
         if settings.enabled and sampler is None:
             raise BadInput("Rehearsal is on, but there is no sampler to choose fragments.")
         self.model, self.settings, self.sampler = model, settings, sampler
-        self.rehearses = settings.enabled
+        self.rehearses, self.asks = settings.enabled, settings.ask_weight > 0
         self._rehearsal_losses: Callable[..., tuple[Tensor, Tensor]] = rehearsal_losses
 
     def compile(self, backend: str = "inductor") -> None:
@@ -142,7 +144,7 @@ class MemoryObjective:
 
     def stop_rehearsing(self) -> None:
         """From now on the answers alone count."""
-        self.rehearses = False
+        self.rehearses = self.asks = False
 
     def rehearse(
         self, batch: Batch, query: QueryBatch, memory: Float[Tensor, "b k d"]
@@ -172,15 +174,28 @@ class MemoryObjective:
         reason, rehearsal = self.reason(answered, batch.query), self.rehearse(batch, query, rehearsed.squeeze(1))
         return Losses(reason, *rehearsal), answered
 
+    def asked(self, trace: Trace, batch: Batch) -> dict[str, Float[Tensor, ""]]:
+        """The loss of the questions that streams ask by themselves, if they do."""
+        model = self.model
+        if model.asker is None or not self.asks:
+            return {}
+        assert isinstance(model.query_encoder, SentenceQueryEncoder)
+        assert isinstance(model.embed, ItemEmbedding)
+        own = draw_questions(batch.stream, self.settings.asks)
+        memory = gather_rows(trace.memories, own.position).flatten(0, 1)
+        reason, _ = model.reasoner(memory, model.asker.question(own, model.query_encoder))
+        return {"asked": self.settings.ask_weight * model.asker.loss(reason, own, model.embed)}
+
     def __call__(self, batch: Batch) -> tuple[Tensor, Logs]:
         trace = self.model.memorize(batch.stream)
         losses, answered = self.losses(trace, batch)
-        total = losses.total(self.settings) + sum(trace.losses.values())
+        own = trace.losses | self.asked(trace, batch)
+        total = losses.total(self.settings) + sum(own.values())
         read_entropy = torch.special.entr(answered.read_weights.detach()).sum(dim=-1).mean(dim=-1)  # [b, q]
         read_entropy = read_entropy.masked_fill(~batch.query.mask, 0.0).sum() / batch.query.mask.sum().clamp(min=1)
         logs = {
             "loss": total,
-            **{f"loss_{name}": value for name, value in (losses._asdict() | trace.losses).items()},
+            **{f"loss_{name}": value for name, value in (losses._asdict() | own).items()},
             "slot_spread": slot_spread(trace.memories[:, -1]),
             **trace.figures,
             "read_entropy": read_entropy,

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from remem.data.dataset import Split
-from remem.model.assembly import MemoryModel
+from remem.model.assembly import FOR_TRAINING, MemoryModel
 from remem.settings.codec import to_json
 from remem.settings.run import Run
 from remem.tasks.base import Tally, Task, plain
@@ -64,7 +64,7 @@ def make_record(
         "model": {
             "fingerprint": fingerprint,
             "params": sum(p.numel() for p in model.parameters()),
-            "params_to_answer": sum(p.numel() for n, p in model.named_parameters() if not n.startswith("decoder.")),
+            "params_to_answer": sum(p.numel() for n, p in model.named_parameters() if not n.startswith(FOR_TRAINING)),
             "state_floats": state_floats(model) if isinstance(model, MemoryModel) else None,
         },
         "metrics": {"valid": chosen, "test": rounded(task.metrics(test)), "beside": rounded(task.beside())},

@@ -30,7 +30,7 @@ from remem.bundle import (
 )
 from remem.data.dataset import Split, evaluation_batches
 from remem.errors import BadInput
-from remem.model.assembly import MemoryModel
+from remem.model.assembly import FOR_TRAINING, MemoryModel
 from remem.model.sampler import HistorySampler, RandomSampler, Sampler
 from remem.settings.baselines import DMSDNCSettings, DNCSettings, MIMNSettings, NativeWordSettings, NUTMSettings
 from remem.settings.bounds import refuse_nonsense
@@ -133,7 +133,8 @@ class Trainer:
                 f"All of the model is new, not {', '.join(self.run.model.fresh)} alone; name a model whose other parts "
                 "are taken over with --model.weights-from, or leave --model.fresh empty."
             )
-        if self.run.train.rehearse_for is not None and not self.run.model.rehearsal.enabled:
+        rehearsal = self.run.model.rehearsal
+        if self.run.train.rehearse_for is not None and not (rehearsal.enabled or rehearsal.ask_weight):
             raise BadInput(
                 f"Rehearsal can't end after {self.run.train.rehearse_for} steps where nothing is rehearsed; give "
                 "--train.rehearse-for None, or rehearsal a weight above 0."
@@ -238,7 +239,7 @@ class Trainer:
         own, others = weights_of(model), _without_parts(model, self.run.model.fresh)
         given = weights_of(trained.model) | {name: value for name, value in own.items() if name not in others}
         # a model that does not rehearse has no decoder
-        load_weights(model, {n: value for n, value in given.items() if n in own or not n.startswith("decoder.")})
+        load_weights(model, {n: value for n, value in given.items() if n in own or not n.startswith(FOR_TRAINING)})
         record = folder / RECORD_FILE
         cost = json.loads(record.read_text())["cost"] if record.exists() else {}
         return {
