@@ -202,7 +202,8 @@ def test_readme_and_docs_have_the_tables_they_should() -> None:
     assert found["README.md"] == ["remem table synthetic --brief", "remem table babi --brief", summary]
     assert {"remem table synthetic", "remem table babi"} <= {*found["synthetic.md"], *found["babi.md"]}
     assert {f"remem table {task}" for task in long_tasks} <= {mark for marks in found.values() for mark in marks}
-    assert {"trials synthetic", "trials babi", "trials babi 16"} <= set(found["learning.md"])
+    assert "trials synthetic" in found["learning.md"]
+    assert {"trials babi", "trials babi 16"} <= set(found["babi-trials.md"])
     assert all(found[page] for page in ("babi.md", "baselines.md", "performance.md", "models/README.md"))
 
 
