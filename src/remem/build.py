@@ -34,7 +34,6 @@ from remem.baselines.stm import STM, TwoMemories, matched_width
 from remem.data.codec import AnswerKind, ClickCodec, Codec, PassageCodec, TextCodec
 from remem.ends import build_embedding, build_head, build_query_encoder, item_embedding
 from remem.errors import BadInput
-from remem.model.asking import Asker
 from remem.model.assembly import MemoryModel
 from remem.model.delta import DeltaMachine, ItemMatch
 from remem.model.embed import (
@@ -46,6 +45,7 @@ from remem.model.embed import (
 from remem.model.encoder import GRUEncoder, TransformerEncoder
 from remem.model.machine import MemoryMachine
 from remem.model.matching import WordMatch
+from remem.model.own_questions import Asker
 from remem.model.reasoner import MultiHopReasoner
 from remem.model.recent import RecentMachine
 from remem.model.rehearsal import RehearsalDecoder

@@ -137,7 +137,7 @@ def test_figures_after_equal_steps_have_each_run_by_itself_and_its_end(tmp_path:
         "| last (steps) | 80.0 (2,000), 6.0 (1,500) | 3.0 (900) |",
     ]
     errors = [{"step": step, "error": 50.0 - step / 100} for step in (1300, 2600)]
-    write(tmp_path, "babi/rm", RM, 5.0, history=errors)
+    write(tmp_path, "babi/rm", PRESETS["babi/rm"], 5.0, history=errors)
     assert rows(format_steps(tmp_path, "babi", ["rm"])) == [
         "| 1,300 | 37.0 |",
         "| 2,600 | 24.0 |",
@@ -145,6 +145,33 @@ def test_figures_after_equal_steps_have_each_run_by_itself_and_its_end(tmp_path:
     ]
     with pytest.raises(BadInput, match="no records of synthetic/stm"):
         format_steps(tmp_path, "synthetic", ["stm"])
+
+
+def test_trials_are_compared_after_equal_steps_too_at_those_of_the_first(tmp_path: Path) -> None:
+    often = replace(RM, train=replace(RM.train, eval_every=100))
+    for name in ("with", "without"):
+        history = [{"step": step, "error": 40.0 if name == "without" else 20.0} for step in (100, 200)]
+        write(tmp_path, f"trials/babi/{name}", often, 5.0, history=history)
+    assert format_steps(tmp_path, "babi", ["trials/with", "trials/without"]).splitlines() == [
+        "| steps | with | without |",
+        "| --- | ---: | ---: |",
+        "| 100 | 20.0 | 40.0 |",
+        "| 200 | 20.0 | 40.0 |",
+        "| last (steps) | 20.0 (200) | 40.0 (200) |",
+    ]
+    with pytest.raises(BadInput, match="no records of trials/babi/other"):
+        format_steps(tmp_path, "babi", ["trials/other"])
+
+
+def test_a_run_without_rehearsal_still_says_that_its_stories_ask_by_themselves(tmp_path: Path) -> None:
+    silent = replace(RM, model=without_rehearsal(RM.model))
+    asking = replace(silent, model=replace(silent.model, rehearsal=replace(silent.model.rehearsal, ask_weight=1.0)))
+    write(tmp_path, "trials/babi/silent", silent, 6.0)
+    write(tmp_path, "trials/babi/asking", asking, 5.0)
+    told = [row.split(" | ")[1] for row in rows(format_trials(tmp_path, "babi"))]
+    assert "no rehearsal, rehearsal.ask_weight 1.0" in told[0]
+    assert "no rehearsal" in told[1]
+    assert "ask_weight" not in told[1]
 
 
 def test_runs_are_found_by_their_folder(tmp_path: Path) -> None:

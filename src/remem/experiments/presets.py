@@ -177,8 +177,8 @@ def _stories() -> list[Run]:
     where five more follow before all do, and whose slots start to keep; that trained on, with all tasks; in place of
     both `rm-staged-long`, one longer run in which long stories come as often as short ones and the rate goes down to
     nothing; `rm-staged` trained on so by its answers alone, with nothing rehearsed any more, and stories that were
-    missed more often than others; and `rm-recent`, which keeps the last ten sentences as they are beside ten slots, so
-    that after task 16 all others come at once, and rehearsal ends soon."""
+    missed more often than others; and `rm-recent`, which keeps the last ten sentences as they are beside ten slots, and
+    whose stories ask questions by themselves instead of being rehearsed, so that all tasks come at once."""
     lead = replace(_STORIES.train, steps=18_200, warmup_steps=500, lead=("qa16",), lead_steps=3900)
     again = replace(lead, steps=14_300, lead_steps=7800, lead_until=10.0)
     first = replace(
@@ -191,9 +191,13 @@ def _stories() -> list[Run]:
 
     binding = with_machine(trained_on(None), encoder="gru", copy_start=True)
     keeping = with_machine(binding, keep_bias=1.0)
+    asking = with_machine(without_rehearsal(keeping), recent=10)
+    asking = replace(
+        asking, reasoner=replace(asking.reasoner, slot_layers=3),
+        rehearsal=replace(asking.rehearsal, ask_weight=1.0, asks=2),
+    )  # fmt: skip
     staged = replace(first, lead=("qa16", "qa1+qa2+qa15+qa17+qa19"))
     long = replace(staged, steps=52_000, focus_brevity=0.0, last_rate=0.0)
-    soon = replace(first, rehearse_for=2600, focus_brevity=0.25, focus_streams=10.0, last_rate=0.0)
     on = replace(staged, steps=15_600, warmup_steps=500, lead=("qa16",), lead_steps=0, lead_tries=1)
     return [
         replace(_BABI, method="rm-plain", model=RM_TEXT),
@@ -202,7 +206,10 @@ def _stories() -> list[Run]:
         replace(_STORIES, method="rm-led", model=binding, train=first),
         replace(_STORIES, method="rm-staged", model=keeping, train=staged),
         replace(_STORIES, method="rm-staged-long", model=keeping, train=long),
-        replace(_STORIES, method="rm-recent", model=with_machine(keeping, recent=10), train=soon),
+        replace(
+            _STORIES, method="rm-recent", task=BabiTask(exchanges=512, questions=4), model=asking,
+            train=replace(_STORIES.train, focus_streams=10.0, last_rate=0.0),
+        ),
         replace(
             _STORIES, method="rm-staged-continued",
             model=replace(keeping, weights_from=Path("runs/babi-rm-staged-s0")),

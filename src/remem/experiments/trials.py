@@ -95,7 +95,12 @@ def _told(changed: dict[str, Any], streams: int, fewest: int) -> str:
     words = []
     if all(changed.get(name) == 0 for name in _NO_REHEARSAL):
         words.append("no rehearsal")
-        changed = {name: value for name, value in changed.items() if not name.startswith("model.rehearsal.")}
+        asks = changed.get("model.rehearsal.ask_weight")
+        changed = {
+            name: value
+            for name, value in changed.items()
+            if not name.startswith("model.rehearsal.") or (asks and name.startswith("model.rehearsal.ask"))
+        }
     words += [f"{name.split('.', 1)[1]} {value}" for name, value in changed.items()]
     if streams > fewest:
         words.append(f"{streams:,} training streams for {fewest:,}")
@@ -113,17 +118,20 @@ def _done(group: Group) -> list[int]:
 
 
 def format_steps(results: Path, task: str, methods: list[str]) -> str:
-    """Validation figures after equal steps, each run's own, and at the end: a column for each method.
+    """Validation figures after equal steps, each run's own, and at the end: a column for each method or `trials/NAME`.
 
-    The steps are those at which the first method's preset is validated.
+    The steps are those at which the first of them is validated.
     """
     runs: dict[str, Group] = {}
     for method in methods:
-        find_preset(f"{task}/{method}")
-        runs[method] = [read_record(path) for path in sorted((results / task / method).glob("*.json"))]
-        if not runs[method]:
-            raise BadInput(f"There are no records of {task}/{method} in {results}.")
-    metric, every = main_metric(task), find_preset(f"{task}/{methods[0]}").train.eval_every
+        name = method.removeprefix(f"{TRIALS}/")
+        folder = Path(TRIALS, task, name) if method != name else Path(task, method)
+        if method == name:
+            find_preset(f"{task}/{method}")
+        runs[name] = [read_record(path) for path in sorted((results / folder).glob("*.json"))]
+        if not runs[name]:
+            raise BadInput(f"There are no records of {folder} in {results}.")
+    metric, every = main_metric(task), next(iter(runs.values()))[0]["config"]["train"]["eval_every"]
     curves = {m: [{h["step"]: h[metric] for h in r["history"]} for r in group] for m, group in runs.items()}
     most = max(step for group in curves.values() for curve in group for step in curve)
     rows = []
@@ -131,7 +139,7 @@ def format_steps(results: Path, task: str, methods: list[str]) -> str:
         cells = [", ".join(f"{c[step]:.1f}" for c in group if step in c) or "–" for group in curves.values()]
         rows.append([f"{step:,}", *cells])
     ends = [", ".join(f"{c[max(c)]:.1f} ({max(c):,})" for c in group) for group in curves.values()]
-    return format_lines(["steps", *methods], [*rows, ["last (steps)", *ends]], "md")
+    return format_lines(["steps", *runs], [*rows, ["last (steps)", *ends]], "md")
 
 
 def format_parts_after(results: Path, task: str, step: int, parts: tuple[int, ...]) -> str:

@@ -10,12 +10,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from remem.data.batch import Candidates, QueryBatch, Segment, StreamBatch
-from remem.model.asking import Asker
 from remem.model.delta import ItemMatch
 from remem.model.embed import Embedding, QueryEncoder
 from remem.model.heads import Head
 from remem.model.interface import Memorizer, State, Trace, embed_stream, gather_rows
 from remem.model.matching import WordMatch
+from remem.model.own_questions import Asker
 from remem.model.reasoner import MultiHopReasoner
 from remem.model.rehearsal import RehearsalDecoder
 

@@ -12,11 +12,11 @@ from torch.nn import functional as F
 
 from remem.data.batch import Batch, QueryBatch, StreamBatch
 from remem.errors import BadInput
-from remem.model.asking import draw_questions
 from remem.model.assembly import Answered, MemoryModel
 from remem.model.embed import ItemEmbedding, SentenceQueryEncoder
 from remem.model.fragments import Fragments, make_fragments, random_below
 from remem.model.interface import DirectReasoner, OwnLosses, Trace, gather_each, gather_rows
+from remem.model.own_questions import draw_questions
 from remem.model.rehearsal import familiarity_loss, item_set_distractors, recollection_loss, stream_distractors
 from remem.model.sampler import HistorySampler, RandomSampler, Sampler
 from remem.settings.model import RehearsalSettings

@@ -23,9 +23,9 @@ from builders import (
 
 from remem.data.batch import Batch, StreamBatch
 from remem.errors import BadInput
-from remem.model.asking import Asker, OwnQuestions, draw_questions
 from remem.model.assembly import MemoryModel
 from remem.model.embed import ItemEmbedding, SentenceQueryEncoder
+from remem.model.own_questions import Asker, OwnQuestions, draw_questions
 from remem.settings.model import ModelSettings, without_rehearsal
 from remem.training.objective import MemoryObjective
 

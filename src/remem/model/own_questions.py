@@ -39,7 +39,7 @@ class OwnQuestions(NamedTuple):
 def draw_questions(stream: StreamBatch, count: int) -> OwnQuestions:
     """`count` questions of each stream. The first half is asked right before a sentence is read, for its last word.
 
-    The others are asked at a random moment after it, half of them for any of its words.
+    The others are asked at a random moment after it, half of them, rounded down, for any of its words.
     """
     length = stream.segment_mask.sum(dim=1, keepdim=True).expand(-1, count)
     segment = random_below(length)
