@@ -12,6 +12,7 @@ import torch
 
 from remem.bundle import load_tensors
 from remem.errors import BadInput
+from remem.model.assembly import FOR_TRAINING
 from remem.settings.model import ModelSettings, without_rehearsal
 from remem.settings.run import Run
 from remem.settings.tasks import BabiTask
@@ -37,9 +38,9 @@ def _trained(run: Run, folder: Path, *, resume: bool = False, **changes: Any) ->
 
 
 def _steps_of(tensors: dict[str, Any]) -> dict[bool, set[int]]:
-    """How many updates weights have seen: those of the decoder (True), and all others."""
+    """How many updates weights have seen: those that no answer needs (True), and all others."""
     steps = {name.removeprefix("adam.step."): int(value) for name, value in tensors.items() if "adam.step." in name}
-    return {own: {n for name, n in steps.items() if name.startswith("decoder.") == own} for own in (False, True)}
+    return {own: {n for name, n in steps.items() if name.startswith(FOR_TRAINING) == own} for own in (False, True)}
 
 
 def _recalled(record: dict[str, Any]) -> list[bool]:
@@ -55,6 +56,17 @@ def test_the_decoder_is_trained_for_as_many_steps_and_all_else_to_the_end(run: R
     record, tensors = _trained(run, tmp_path / "all")
     assert _steps_of(tensors) == {False: {9}, True: {9}}
     assert _recalled(record) == [True, True, True]
+
+
+def test_a_story_stops_asking_by_itself_as_a_memory_stops_rehearsing(run: Run, tmp_path: Path) -> None:
+    silent = without_rehearsal(run.model)
+    asking = replace(run, model=replace(silent, rehearsal=replace(silent.rehearsal, ask_weight=1.0)))
+    record, tensors = _trained(asking, tmp_path / "asking", rehearse_for=4)
+    assert _steps_of(tensors) == {False: {9}, True: {4}}
+    assert ["loss_asked" in entry for entry in record["history"]] == [True, False, False]
+    assert record["model"]["params_to_answer"] < record["model"]["params"]
+    with pytest.raises(BadInput, match=r"nothing would be trained once it ends after 4 steps"):
+        _trained(asking, tmp_path / "asker", rehearse_for=4, only=("asker",))
 
 
 def test_steps_are_counted_from_the_end_of_the_lead(run: Run, tmp_path: Path) -> None:

@@ -139,10 +139,11 @@ class Trainer:
                 f"Rehearsal can't end after {self.run.train.rehearse_for} steps where nothing is rehearsed; give "
                 "--train.rehearse-for None, or rehearsal a weight above 0."
             )
-        if self.run.train.rehearse_for is not None and set(self.run.train.only) == {"decoder"}:
+        only = self.run.train.only
+        if self.run.train.rehearse_for is not None and only and all(f"{part}." in FOR_TRAINING for part in only):
             raise BadInput(
-                "The decoder is used in rehearsal alone, so that nothing would be trained once it ends after "
-                f"{self.run.train.rehearse_for} steps; give --train.rehearse-for None, or another --train.only."
+                f"The {' and '.join(only)} is used in rehearsal alone, so that nothing would be trained once it ends "
+                f"after {self.run.train.rehearse_for} steps; give --train.rehearse-for None, or another --train.only."
             )
         with torch.random.fork_rng(devices=[]):  # what can't be built is refused before stage one, which takes long
             build_model(self.run.model, self.task.codec)
