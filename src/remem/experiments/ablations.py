@@ -80,6 +80,7 @@ TEXT_CHANGES = (
 
 
 ADDITIONS = (Addition(name="recent", field="model.machine.recent", value=4),)
+TEXT_ADDITIONS = (Addition(name="asks", field="model.rehearsal.ask_weight", value=1.0),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +174,7 @@ ABLATIONS: dict[str, Ablation] = {
         rm=replace(_BABI, method="rm", model=small(RM_TEXT, 64)),
         paper=_BABI,
         changes=CHANGES + TEXT_CHANGES,
-        additions=ADDITIONS,
+        additions=ADDITIONS + TEXT_ADDITIONS,
         test=("error", "qa1", "qa11"),
         curve="error",
     ),
