@@ -192,7 +192,7 @@ def build_click(settings: ModelSettings, codec: Codec) -> ClickModel:
 
 
 def _refuse_rehearsal(settings: ModelSettings) -> None:
-    if settings.rehearsal.enabled or settings.rehearsal.ask_weight:
+    if settings.rehearsal.beside_answers:
         raise BadInput(
             "A model that reads the whole stream has no memory to rehearse from; give rehearsal weights of 0."
         )
@@ -231,7 +231,7 @@ def build_question_answerer(settings: ModelSettings, codec: Codec) -> ASReader |
 def build_native(settings: ModelSettings, codec: Codec) -> NativeWordModel | NativeSTM:
     """A method as its authors ran it, from the words to the answer."""
     machine, item_dim = settings.machine, settings.item_dim
-    if settings.rehearsal.enabled or settings.rehearsal.ask_weight:
+    if settings.rehearsal.beside_answers:
         raise BadInput("A method in its native form has no decoder to rehearse with; give rehearsal weights of 0.")
     if not isinstance(codec, TextCodec):
         raise BadInput(

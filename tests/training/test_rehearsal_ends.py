@@ -43,6 +43,17 @@ def _steps_of(tensors: dict[str, Any]) -> dict[bool, set[int]]:
     return {own: {n for name, n in steps.items() if name.startswith(FOR_TRAINING) == own} for own in (False, True)}
 
 
+def _asking(run: Run) -> Run:
+    """The same run with questions of a story's own in place of the decoder."""
+    silent = without_rehearsal(run.model)
+    return replace(run, model=replace(silent, rehearsal=replace(silent.rehearsal, ask_weight=1.0)))
+
+
+def _asked(record: dict[str, Any]) -> list[bool]:
+    """At which validations stories asked by themselves."""
+    return ["loss_asked" in entry for entry in record["history"]]
+
+
 def _recalled(record: dict[str, Any]) -> list[bool]:
     """At which validations something was being recalled."""
     return [entry["loss_recollection"] > 0 for entry in record["history"]]
@@ -59,11 +70,10 @@ def test_the_decoder_is_trained_for_as_many_steps_and_all_else_to_the_end(run: R
 
 
 def test_a_story_stops_asking_by_itself_as_a_memory_stops_rehearsing(run: Run, tmp_path: Path) -> None:
-    silent = without_rehearsal(run.model)
-    asking = replace(run, model=replace(silent, rehearsal=replace(silent.rehearsal, ask_weight=1.0)))
+    asking = _asking(run)
     record, tensors = _trained(asking, tmp_path / "asking", rehearse_for=4)
     assert _steps_of(tensors) == {False: {9}, True: {4}}
-    assert ["loss_asked" in entry for entry in record["history"]] == [True, False, False]
+    assert _asked(record) == [True, False, False]
     assert record["model"]["params_to_answer"] < record["model"]["params"]
     with pytest.raises(BadInput, match=r"nothing would be trained once it ends after 4 steps"):
         _trained(asking, tmp_path / "asker", rehearse_for=4, only=("asker",))
@@ -99,11 +109,15 @@ def test_what_can_not_end_is_refused_before_anything_is_written(run: Run, tmp_pa
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_captured_step_stops_rehearsing_where_a_plain_one_does(run: Run, tmp_path: Path) -> None:
-    ends = []
+@pytest.mark.parametrize("told", [_recalled, _asked])
+def test_a_captured_step_stops_rehearsing_where_a_plain_one_does(
+    run: Run, tmp_path: Path, told: Callable[[dict[str, Any]], list[bool]]
+) -> None:
+    ends, started = [], run if told is _recalled else _asking(run)
     for capture in (False, True):
-        changed = replace(run, train=replace(run.train, rehearse_for=4, capture=capture, precision="float32"))
+        train = replace(started.train, rehearse_for=4, capture=capture, precision="float32")
+        changed = replace(started, train=train)
         folder = tmp_path / str(capture)
         _, record = Trainer(changed, folder, device=torch.device("cuda"), quiet=True).train()
-        ends.append((_recalled(record), _steps_of(load_tensors(folder / "checkpoint.safetensors")[0])))
+        ends.append((told(record), _steps_of(load_tensors(folder / "checkpoint.safetensors")[0])))
     assert ends[0] == ends[1] == ([True, False, False], {False: {9}, True: {4}})

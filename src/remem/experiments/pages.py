@@ -31,7 +31,7 @@ from remem.experiments.tables import (
     ordered,
 )
 from remem.experiments.trials import (
-    TRIALS,
+    folder_of,
     format_parts_after,
     format_steps,
     format_trials,
@@ -87,7 +87,7 @@ def _runs(results: Path, task: str, *methods: str) -> Runs:
     folders = methods or ordered(task, {path.parent.name for path in (results / task).glob("*/*.json")})
     runs: Runs = {}
     for method in folders:
-        folder = results / (f"{TRIALS}/{task}/{Path(method).name}" if method.startswith(TRIALS) else f"{task}/{method}")
+        folder = results / folder_of(task, method)
         runs[Path(method).name] = [(path, read_record(path)) for path in sorted(folder.glob("*.json"))]
         if not runs[Path(method).name]:
             raise BadInput(f"There are no records in {folder}.")

@@ -16,8 +16,14 @@ from remem.experiments.variation import differences
 TRIALS = "trials"  # folder in results/ of all runs that are no row of a table
 WATCHED = "watched"  # and of those that have no test
 _NO_REHEARSAL = {"model.rehearsal.recollection_weight", "model.rehearsal.familiarity_weight"}
+_ASKS = {"model.rehearsal.ask_weight", "model.rehearsal.asks"}  # of the reasoner, not of the decoder
 _IN_OTHER_COLUMNS = {"task.tasks", "train.steps"}
 Group = list[Record]
+
+
+def folder_of(task: str, method: str) -> Path:
+    """Where in results/ the records of a method are, or of a trial, which is named `trials/NAME`."""
+    return Path(TRIALS, task, Path(method).name) if method.startswith(f"{TRIALS}/") else Path(task, method)
 
 
 def find_runs(results: Path, task: str) -> dict[str, Group]:
@@ -95,12 +101,8 @@ def _told(changed: dict[str, Any], streams: int, fewest: int) -> str:
     words = []
     if all(changed.get(name) == 0 for name in _NO_REHEARSAL):
         words.append("no rehearsal")
-        asks = changed.get("model.rehearsal.ask_weight")
-        changed = {
-            name: value
-            for name, value in changed.items()
-            if not name.startswith("model.rehearsal.") or (asks and name.startswith("model.rehearsal.ask"))
-        }
+        decoder = [name for name in changed if name.startswith("model.rehearsal.") and name not in _ASKS]
+        changed = {name: value for name, value in changed.items() if name not in decoder}
     words += [f"{name.split('.', 1)[1]} {value}" for name, value in changed.items()]
     if streams > fewest:
         words.append(f"{streams:,} training streams for {fewest:,}")
@@ -124,9 +126,8 @@ def format_steps(results: Path, task: str, methods: list[str]) -> str:
     """
     runs: dict[str, Group] = {}
     for method in methods:
-        name = method.removeprefix(f"{TRIALS}/")
-        folder = Path(TRIALS, task, name) if method != name else Path(task, method)
-        if method == name:
+        folder, name = folder_of(task, method), Path(method).name
+        if folder.parts[0] != TRIALS:
             find_preset(f"{task}/{method}")
         runs[name] = [read_record(path) for path in sorted((results / folder).glob("*.json"))]
         if not runs[name]:

@@ -163,6 +163,11 @@ class RehearsalSettings:
         """Whether the decoder rehearses at all."""
         return self.recollection_weight > 0 or self.familiarity_weight > 0
 
+    @property
+    def beside_answers(self) -> bool:
+        """Whether anything is trained beside the answers: by the decoder, or by questions of a story's own."""
+        return self.enabled or self.ask_weight > 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:

@@ -133,8 +133,7 @@ class Trainer:
                 f"All of the model is new, not {', '.join(self.run.model.fresh)} alone; name a model whose other parts "
                 "are taken over with --model.weights-from, or leave --model.fresh empty."
             )
-        rehearsal = self.run.model.rehearsal
-        if self.run.train.rehearse_for is not None and not (rehearsal.enabled or rehearsal.ask_weight):
+        if self.run.train.rehearse_for is not None and not self.run.model.rehearsal.beside_answers:
             raise BadInput(
                 f"Rehearsal can't end after {self.run.train.rehearse_for} steps where nothing is rehearsed; give "
                 "--train.rehearse-for None, or rehearsal a weight above 0."
@@ -142,8 +141,9 @@ class Trainer:
         only = self.run.train.only
         if self.run.train.rehearse_for is not None and only and all(f"{part}." in FOR_TRAINING for part in only):
             raise BadInput(
-                f"The {' and '.join(only)} is used in rehearsal alone, so that nothing would be trained once it ends "
-                f"after {self.run.train.rehearse_for} steps; give --train.rehearse-for None, or another --train.only."
+                f"--train.only {' '.join(only)} names what rehearsal alone uses, so that nothing would be trained once "
+                f"it ends after {self.run.train.rehearse_for} steps; give --train.rehearse-for None, or another "
+                "--train.only."
             )
         with torch.random.fork_rng(devices=[]):  # what can't be built is refused before stage one, which takes long
             build_model(self.run.model, self.task.codec)
