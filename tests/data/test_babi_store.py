@@ -195,6 +195,18 @@ def test_a_whole_file_is_preferred_to_a_partial_one_of_its_edition(tmp_path: Pat
     assert answers_in(tmp_path / "babi", 3, "train") == ["part"]
 
 
+def test_of_several_paths_the_later_wins_but_a_part_never_takes_the_place_of_a_whole_file(tmp_path: Path) -> None:
+    whole, part, other = (
+        put(tmp_path / told, {f"qa3_c_train{kind}.txt": story(told)}) / f"qa3_c_train{kind}.txt"
+        for told, kind in (("whole", "_regenerated"), ("part", ".partial"), ("other", ""))
+    )
+    for number, (kept, *paths) in enumerate((["whole", whole, part], ["whole", part, whole], ["other", part, other])):
+        import_babi(paths[0], tmp_path / str(number), *paths[1:])
+        assert answers_in(tmp_path / str(number), 3, "train") == [kept]
+    import_babi(whole, tmp_path / "last", other)
+    assert answers_in(tmp_path / "last", 3, "train") == ["other"]
+
+
 def test_an_original_file_is_preferred_to_a_regenerated_one_in_any_order(tmp_path: Path) -> None:
     names = ["en-10k/qa3_c_train_regenerated.txt", "en-10k/qa3_c_train.txt"]
     source = put(tmp_path / "tasks", {names[0]: story("ours"), names[1]: story("original")})

@@ -70,6 +70,15 @@ def test_runs_on_some_tasks_have_a_table_of_their_own_with_the_streams_they_add(
     assert len(rows(format_trials(tmp_path, "babi"))) == 1
 
 
+def test_a_run_on_fewer_streams_than_others_says_so_and_the_others_do_not(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write(tmp_path, f"trials/babi/{name}", RM, 5.0)
+    write(tmp_path, "trials/babi/part", RM, 9.0, data={"streams": {"train": 60}})
+    told = {row.split(" | ")[0].strip("| `"): row.split(" | ")[1] for row in rows(format_trials(tmp_path, "babi"))}
+    assert told["trials/babi/part"] == "60 training streams for 100"
+    assert told["trials/babi/one"] == told["trials/babi/two"] == "nothing"
+
+
 def test_runs_on_some_tasks_are_compared_task_by_task_after_equal_steps(tmp_path: Path) -> None:
     some = replace(RM, task=replace(RM.task, tasks=(1, 16)))  # type: ignore[call-arg]
 

@@ -27,6 +27,7 @@ _NAME = re.compile(r"^qa(\d{1,2})_(?:.*_)?(train|valid|test)(\.partial|_regenera
 # user with only the 1k edition gets that one. Hindi and shuffled editions are never mixed in.
 _EDITIONS = ("en-10k", "en-valid-10k", "", "en", "en-valid")
 MANIFEST = "manifest.json"
+Checked = tuple[bytes, dict[str, Any]]  # a sound file, and its entry in the manifest
 
 
 class _Source(NamedTuple):
@@ -92,11 +93,14 @@ def _sources(path: Path) -> Iterator[_Source]:
 def import_babi(path: Path, folder: Path, *more: Path) -> dict[str, Any]:
     """Check all bAbI files at `path`, and at more, and add them to the prepared `folder`; returns what was added.
 
-    Nothing is written unless every file is sound.
+    Nothing is written unless every file is sound. What a later path has replaces what an earlier one had, but for a
+    part of a file that is there whole.
     """
     checked = _checked(path)
     for other in more:
-        checked |= _checked(other)
+        for key, found in _checked(other).items():
+            if key not in checked or _is_whole(found) or not _is_whole(checked[key]):
+                checked[key] = found
     folder.mkdir(parents=True, exist_ok=True)
     manifest = read_manifest(folder)
     for (task, split), (data, entry) in checked.items():
@@ -106,7 +110,11 @@ def import_babi(path: Path, folder: Path, *more: Path) -> dict[str, Any]:
     return {f"qa{task}_{split}": entry for (task, split), (_, entry) in checked.items()}
 
 
-def _checked(path: Path) -> dict[tuple[int, str], tuple[bytes, dict[str, Any]]]:
+def _is_whole(found: Checked) -> bool:
+    return ".partial." not in found[1]["source"]
+
+
+def _checked(path: Path) -> dict[tuple[int, str], Checked]:
     """The best file of each task and split at a path, with its entry in the manifest."""
     if not path.exists():
         raise BadInput(f"{path} does not exist; give a folder, a .tar.gz archive or a qaN_..._train.txt file.")
@@ -126,7 +134,7 @@ def _checked(path: Path) -> dict[tuple[int, str], tuple[bytes, dict[str, Any]]]:
     return {key: _check(source) for key, source in sorted(best.items())}
 
 
-def _check(source: _Source) -> tuple[bytes, dict[str, Any]]:
+def _check(source: _Source) -> Checked:
     data = _unpack(source.read(), source.name)
     stories = parse_stories(decode_lines(data, source.name), source.name)
     entry = {

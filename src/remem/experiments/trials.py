@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import multimode
 from typing import Any
 
 from remem.errors import BadInput
@@ -44,11 +45,11 @@ def format_trials(results: Path, task: str, *, parts: tuple[int, ...] | None = N
     name = f"{task}/rm-plain" if f"{task}/rm-plain" in PRESETS else f"{task}/rm"
     base = PRESETS[name]
     chosen = {folder: group for folder, group in find_runs(results, task).items() if _is_asked(folder, group, parts)}
-    fewest = min((r["data"]["streams"]["train"] for group in chosen.values() for r in group), default=0)
+    usual = min(multimode(group[0]["data"]["streams"]["train"] for group in chosen.values()), default=0)
     rows = []
     for folder, group in chosen.items():
         values = [r["metrics"]["test"][metric] for r in group]
-        changed = _told(differences(base, group[0]["config"]), group[0]["data"]["streams"]["train"], fewest)
+        changed = _told(differences(base, group[0]["config"]), group[0]["data"]["streams"]["train"], usual)
         cells = [f"`{folder}`", changed, _steps(group), ", ".join(f"{value:.2f}" for value in values)]
         if task == "babi" and parts is None:
             cells.append(", ".join(f"{r['metrics']['test']['failed_tasks']:.0f}" for r in group))
@@ -94,8 +95,8 @@ def _is_asked(folder: str, group: Group, parts: tuple[int, ...] | None) -> bool:
     return folder.startswith(TRIALS) or Path(folder).name.startswith("rm")
 
 
-def _told(changed: dict[str, Any], streams: int, fewest: int) -> str:
-    """Changes as one cell: `name value`; rehearsal that weighs nothing and more training stories are said in words."""
+def _told(changed: dict[str, Any], streams: int, usual: int) -> str:
+    """Changes as one cell: `name value`; rehearsal that weighs nothing and other training stories are said in words."""
     longer = "train.steps" in changed
     changed = {name: value for name, value in changed.items() if name not in _IN_OTHER_COLUMNS}
     words = []
@@ -104,8 +105,8 @@ def _told(changed: dict[str, Any], streams: int, fewest: int) -> str:
         decoder = [name for name in changed if name.startswith("model.rehearsal.") and name not in _ASKS]
         changed = {name: value for name, value in changed.items() if name not in decoder}
     words += [f"{name.split('.', 1)[1]} {value}" for name, value in changed.items()]
-    if streams > fewest:
-        words.append(f"{streams:,} training streams for {fewest:,}")
+    if streams != usual:
+        words.append(f"{streams:,} training streams for {usual:,}")
     return ", ".join(words) or ("the number of steps" if longer else "nothing")
 
 
