@@ -142,6 +142,25 @@ def test_a_lead_that_stays_is_drawn_as_if_all_of_it_were_wrong(
     assert shares[1] > 2 * shares[0]
 
 
+def test_a_lead_stays_no_longer_than_something_is_rehearsed(
+    twin: Path, tiny_run: Run, shrink: Callable[[ModelSettings], ModelSettings], tmp_path: Path
+) -> None:
+    train = replace(
+        tiny_run.train, steps=22, batch_size=8, eval_every=2, focus=10.0, lead=("qa6",), lead_steps=2, lead_stays=True,
+        rehearse_for=10,
+    )  # fmt: skip
+    model = shrink(ModelSettings())
+    model = replace(model, rehearsal=replace(model.rehearsal, sampler="random"))
+    run = replace(tiny_run, task=BabiTask(data=twin, tasks=(1, 6)), model=model, train=train)
+    trainer = Trainer(run, tmp_path / "run", device=CPU, quiet=True)
+    trainer.task = replace(trainer.task, part_errors=lambda metrics: {0: 100.0, 5: 0.0})
+    seen = _watched(trainer)
+    trainer.train()
+    led, stayed, over = (torch.cat([b.query.part[:, 0] for b in seen[i:j]]) for i, j in ((0, 2), (2, 12), (12, 22)))
+    shares = [float((parts == 5).float().mean()) for parts in (led, stayed, over)]
+    assert shares[0] == 1 > shares[1] > 2 * shares[2]
+
+
 @pytest.mark.parametrize("share", [0.0, 1.5])
 def test_a_lead_that_has_no_share_or_more_than_all_is_refused(
     twin: Path, tiny_run: Run, shrink: Callable[[ModelSettings], ModelSettings], tmp_path: Path, share: float

@@ -178,7 +178,8 @@ def _stories() -> list[Run]:
     both `rm-staged-long`, one longer run in which long stories come as often as short ones and the rate goes down to
     nothing; `rm-staged` trained on so by its answers alone, with nothing rehearsed any more, and stories that were
     missed more often than others; and `rm-recent`, which keeps the last ten sentences as they are beside ten slots, and
-    whose stories ask questions by themselves instead of being rehearsed, so that all tasks come at once."""
+    whose stories ask questions by themselves instead of being rehearsed, so that after one task all others come at
+    once; the end of it, too, is answers alone."""
     lead = replace(_STORIES.train, steps=18_200, warmup_steps=500, lead=("qa16",), lead_steps=3900)
     again = replace(lead, steps=14_300, lead_steps=7800, lead_until=10.0)
     first = replace(
@@ -194,7 +195,7 @@ def _stories() -> list[Run]:
     asking = with_machine(without_rehearsal(keeping), recent=10)
     asking = replace(
         asking, reasoner=replace(asking.reasoner, slot_layers=3),
-        rehearsal=replace(asking.rehearsal, ask_weight=1.0, asks=2),
+        rehearsal=replace(asking.rehearsal, ask_weight=1.0, asks=8),
     )  # fmt: skip
     staged = replace(first, lead=("qa16", "qa1+qa2+qa15+qa17+qa19"))
     long = replace(staged, steps=52_000, focus_brevity=0.0, last_rate=0.0)
@@ -208,7 +209,11 @@ def _stories() -> list[Run]:
         replace(_STORIES, method="rm-staged-long", model=keeping, train=long),
         replace(
             _STORIES, method="rm-recent", task=BabiTask(exchanges=512, questions=4), model=asking,
-            train=replace(_STORIES.train, focus_streams=10.0, last_rate=0.0),
+            train=replace(
+                _STORIES.train, steps=32_000, batch_size=160, focus_brevity=0.25, focus_streams=10.0, last_rate=0.0,
+                lead=("qa16",), lead_steps=5000, lead_until=10.0, lead_tries=2, lead_stays=True, rehearse_for=10_000,
+                eval_every=1000, checkpoint_every=2000,
+            ),
         ),
         replace(
             _STORIES, method="rm-staged-continued",

@@ -58,10 +58,11 @@ class TrainSettings:
     """How often the lead may begin: where `lead_steps` go by and its first stage has not come down to `lead_until`,
     other initial weights are drawn and it begins anew; all of it counts as steps."""
     lead_stays: bool = False
-    """Whether parts of the first stage are drawn as often as ones with all answers wrong, also once learned."""
+    """Whether parts of the first stage are drawn as often as ones with all answers wrong, also once learned; until
+    `rehearse_for` is over, where that is given."""
     rehearse_for: int | None = None
-    """Ours: steps over which the memory rehearses, counted from the end of the lead, or from the first where nothing
-    leads; from then on it learns by its answers alone. None rehearses to the last step."""
+    """Ours: steps over which the memory rehearses, or streams ask by themselves, counted from the end of the lead, or
+    from the first where nothing leads; from then on it learns by its answers alone. None does so to the last step."""
     only: tuple[str, ...] = ()
     """Ours: parts of the model (`reasoner`) that are trained, while others stay as they are; all if none is named."""
     clip_norm: float = 5.0

@@ -118,7 +118,7 @@ def fit(
     stop = _has_ended(progress, settings)
     while progress.step < settings.steps and not stop:
         out_of_time = 0 < settings.max_seconds <= progress.seconds
-        if stop_rehearsing is not None and _has_rehearsed(progress, settings):
+        if stop_rehearsing and _has_rehearsed(progress.history, settings, progress.began, progress.step):
             stop_rehearsing()
             step.renew()
             log.note(f"{log.title}: nothing is rehearsed after step {progress.step}")
@@ -177,12 +177,12 @@ def _lead(history: list[Metrics], settings: TrainSettings, began: int) -> Iterat
         yield parts, start
 
 
-def _has_rehearsed(progress: Progress, settings: TrainSettings) -> bool:
-    """Whether the steps with rehearsal are over."""
+def _has_rehearsed(history: list[Metrics], settings: TrainSettings, began: int, step: int) -> bool:
+    """Whether the steps with rehearsal are over at a step."""
     if settings.rehearse_for is None:
         return False
-    lead_ends = [end for _, end in _lead(progress.history, settings, progress.began)]
-    return progress.step >= (lead_ends[-1] if lead_ends else progress.began) + settings.rehearse_for
+    lead_ends = [end for _, end in _lead(history, settings, began)]
+    return step >= (lead_ends[-1] if lead_ends else began) + settings.rehearse_for
 
 
 def _stages(settings: TrainSettings) -> list[list[str]]:
@@ -237,11 +237,13 @@ def _batches(
         raise BadInput(f"There is no part {strange[0]!r} to begin with; what is trained on has {known}.")
     while True:
         turn, skip = divmod(progress.step, settings.eval_every)
+        start = turn * settings.eval_every
         # a run that was stopped may have been validated in the middle of a turn
-        seen = [metrics for metrics in progress.history if metrics["step"] <= turn * settings.eval_every]
+        seen = [metrics for metrics in progress.history if metrics["step"] <= start]
         errors = part_errors(seen[-1]) if seen else {}
-        leading = _leading(seen, settings, progress.began, turn * settings.eval_every)
-        stay = _stages(settings)[0] if settings.lead and settings.lead_stays else []
+        leading = _leading(seen, settings, progress.began, start)
+        stays = settings.lead_stays and not _has_rehearsed(seen, settings, progress.began, start)
+        stay = _stages(settings)[0] if settings.lead and stays else []
         first, always = ([part_names.index(name) for name in names] for names in (leading, stay))
         yield from focused_batches(
             train, errors, settings.focus, settings.batch_size, settings.eval_every, seed, turn,

@@ -115,8 +115,10 @@ class GraphedStep:
 
     def renew(self) -> None:
         torch.cuda.synchronize(self.device)  # none of them may be under way
+        self.optimizer.zero_grad(set_to_none=True)  # these gradients lie in the pool
         self.graphs.clear()
         self.pool = None
+        torch.cuda.empty_cache()  # other runs may share the device
 
     def _update(self, bucket: int, rows: Tensor) -> Logs:
         self.optimizer.zero_grad(set_to_none=True)  # so that the captured backward pass writes instead of adding
