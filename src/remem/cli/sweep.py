@@ -39,7 +39,8 @@ class Options:
     precision: Literal["auto", "float32", "bf16"] = "auto"
     """Arithmetic of training; auto is bf16 on a GPU, float32 elsewhere."""
     compile: bool | None = None
-    """Compile the models' layers; None does so on a GPU, where it pays."""
+    """Compile the models' layers; None does so where it pays: on a GPU in long runs and for the rivals of RM, on a CPU
+    for memories that read item by item."""
     results: Path = Path("results")
     """Folder of the records, which go to sweeps/TASK in it."""
     runs: Path = Path("runs/sweep")

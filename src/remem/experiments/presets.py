@@ -286,8 +286,8 @@ def list_presets() -> str:
         fill(
             ", ".join(own) or "no others",
             112,
-            initial_indent=f"  {task:<15}",
-            subsequent_indent=" " * 17,
+            initial_indent=f"  {task:<15} ",
+            subsequent_indent=" " * 18,
             break_on_hyphens=False,
         )
         for task, own in lines.items()

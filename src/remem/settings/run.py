@@ -84,7 +84,8 @@ class TrainSettings:
     """On a GPU, capture the whole step as a CUDA graph, one for each batch shape; a CPU ignores this."""
     compile: bool | None = None
     """Compile the model's layers (`torch.compile`); None does so where it pays for the minute that it takes: on a GPU
-    in runs of 2,000 steps or more and for the rivals of RM, on a CPU for memories that read item by item."""
+    in runs of 2,000 steps or more and for the rivals of RM, on a CPU with a C++ compiler in runs of 300 steps or more
+    for memories that read item by item."""
     nan_budget: int = 3
     """Steps with a non-finite loss or gradient that may be skipped before the run stops."""
 
