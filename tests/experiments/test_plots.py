@@ -11,7 +11,7 @@ import pytest
 from test_forgetting import run, write
 
 from remem.experiments.forgetting import make_forgetting
-from remem.experiments.plots import COLOURS, FAILED_ABOVE, curves, draw_curves, draw_forgetting, draw_parts
+from remem.experiments.plots import COLOURS, FAILED_ABOVE, curves, draw_curves, draw_forgetting, draw_parts, draw_sweep
 from remem.experiments.records import read_record
 from remem.experiments.tables import Runs, make_parts
 from remem.tasks import babi
@@ -91,6 +91,20 @@ def test_a_flat_line_is_not_blown_up(right: int, window: tuple[float, float], he
     path = write("synthetic", "rm", 0, test_by_age=[[0, right, 100], [1, right, 100]])
     axes = draw_forgetting(make_forgetting("synthetic", runs_of(path))).axes[0]
     assert axes.get_ylim() == pytest.approx(window)
+
+
+def test_an_age_that_hardly_a_question_is_about_is_not_drawn_unless_there_is_no_other(here: Path) -> None:
+    for ages, drawn in (([[0, 90, 100], [4, 5, 10], [9, 0, 1]], [0, 4]), ([[0, 1, 2], [4, 1, 1]], [0])):
+        path = write("synthetic", "rm", 0, test_by_age=ages)
+        axes = draw_forgetting(make_forgetting("synthetic", runs_of(path))).axes[0]
+        assert [line.get_xdata().tolist() for line in axes.lines] == [drawn]
+
+
+def test_the_axis_of_a_sweep_ends_where_a_share_does_however_wide_the_band() -> None:
+    cells = [{"rm": {"mean": mean, "std": 40.0, "n": 3}} for mean in (95.0, 10.0)]
+    rows = [{"value": value, "cells": cell} for value, cell in enumerate(cells)]
+    table = {"rows": rows, "seeds": {"rm": 3}, "label": "K", "metric": "accuracy", "task": "synthetic"}
+    assert draw_sweep(table).axes[0].get_ylim() == (-1.0, 101.0)
 
 
 def test_curves_have_a_panel_a_metric_and_a_line_a_run(here: Path) -> None:

@@ -268,7 +268,7 @@ _MAKERS: dict[str, Callable[[Path, list[str]], str]] = {
 # drawings of docs/: what, task, and the runs as in a mark
 FIGURES = (
     ("forgetting", "synthetic", ("rm-no-rehearsal", "rm", "rm-paper", "rm-random-sampler")),
-    ("forgetting", "babi", ("rm-staged-continued", "rm-continued", "rm", "rm-plain")),
+    ("forgetting", "babi", ("rm-staged-answers", "rm-staged-continued", "rm", "rm-plain")),
     ("curves", "babi", ("rm-staged-continued", "rm-staged", "rm-led", "rm")),
     ("curves", "synthetic", ("multi-hop-reason", "rm-no-rehearsal", "rm", "rm-paper", "rm-random-sampler",
                              "trials/rm-no-warmup", "trials/rm-no-rehearsal-no-warmup")),

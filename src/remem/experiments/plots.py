@@ -48,6 +48,7 @@ PANELS = {
     "read_entropy": "read entropy (nats)",
 }
 FAILED_ABOVE = 5.0  # as in tasks/babi.py, which would bring torch with it
+LEAST_QUESTIONS = 10  # a seed: ages that fewer are asked about are left to the table, where they are counted
 Curves = dict[str, dict[str, list[tuple[list[float], list[float]]]]]  # metric -> method -> steps and values of each run
 
 
@@ -74,7 +75,11 @@ def draw_forgetting(table: Table) -> Figure:
         ends: list[float] = []
         looks = _looks(table["seeds"])
         for method, look in looks.items():
-            ends += _line(axes, look, [(sum(row["age"]) / 2, row["cells"][method]) for row in table["rows"]])
+            cells = [row["cells"][method] for row in table["rows"]]
+            least = min(LEAST_QUESTIONS, max(cell["questions"] / max(cell["n"], 1) for cell in cells))
+            ages = (sum(row["age"]) / 2 for row in table["rows"])
+            points = zip(ages, cells, strict=True)
+            ends += _line(axes, look, [(age, cell) for age, cell in points if cell["questions"] >= least * cell["n"]])
         # at least 20 points high, so that noise does not look like forgetting
         slack = max(2.0, (20 - (max(ends) - min(ends))) / 2)
         top = min(101.0, max(ends) + slack)
@@ -99,6 +104,8 @@ def draw_sweep(table: Table) -> Figure:
         looks = _looks(table["seeds"])
         for method, look in looks.items():
             _line(axes, look, [(x, row["cells"][method]) for x, row in zip(places, table["rows"], strict=True)])
+        bottom, top = axes.get_ylim()
+        axes.set_ylim(max(bottom, -1.0), min(top, 101.0))  # a band may pass what a share in percent can be
         axes.set_xticks(places, [str(value) for value in values])
         _label(axes, table["label"], f"test {table['metric']} (%)")
         axes.set_title(f"{table['label']}: {table['task']}")
