@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -11,10 +13,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+LINE_SECONDS = 60.0  # how often a line tells how far a run is, where there is no bar
+
 
 class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
-        return Text(f"{task.speed:.1f} steps/s" if task.speed else "", style="progress.data.speed")
+        return Text(rate(task.speed) if task.speed else "", style="progress.data.speed")
+
+
+def rate(speed: float) -> str:
+    """Steps a second, or seconds a step of those that take longer than one."""
+    return f"{speed:.1f} steps/s" if speed >= 1 else f"{1 / speed:.1f} s/step"
 
 
 class StageLog:
@@ -38,6 +47,7 @@ class StageLog:
         self.bar = Progress(*columns, console=self.console, disable=quiet or not self.console.is_terminal)
         self.task = self.bar.add_task(title, total=total, completed=start, note="")
         self._loss = self._valid = ""
+        self._total, self._told = total, (start, time.monotonic())
         self._writer = _tensorboard(folder)
 
     def __enter__(self) -> StageLog:
@@ -54,6 +64,12 @@ class StageLog:
     def step(self, step: int) -> None:
         """One more step is done."""
         self.bar.update(self.task, completed=step)
+        before, since = self._told
+        seconds = time.monotonic() - since
+        if self.bar.disable and seconds >= LINE_SECONDS:
+            speed, self._told = (step - before) / seconds, (step, since + seconds)
+            left = timedelta(seconds=round((self._total - step) / speed))
+            self._line(f"{step} of {self._total}", self._loss, rate(speed), f"{left} left")
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Training figures, every so often."""
@@ -67,15 +83,16 @@ class StageLog:
         self._valid = " ".join(f"{name} {value:.2f}" for name, value in shown.items())
         self._show()
         self._write("valid", step, values)
-        if not self.console.is_terminal:
-            self.console.print(
-                f"{self.title}  step {step}  {self._loss}  valid {self._valid}{'  (best)' if best else ''}",
-                highlight=False,
-            )
+        if self.bar.disable:
+            self._line(f"{step}", self._loss, f"valid {self._valid}", "(best)" if best else "")
 
     def note(self, text: str) -> None:
         """A sentence above the bar."""
-        self.bar.console.print(text, highlight=False)
+        self.console.print(text, highlight=False)
+
+    def _line(self, *parts: str) -> None:
+        """One line, however long, for whoever reads a log."""
+        self.console.print(f"{self.title}  step {'  '.join(filter(None, parts))}", highlight=False, soft_wrap=True)
 
     def _show(self) -> None:
         self.bar.update(self.task, note=f"{self._loss}  {self._valid}")
