@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from remem.errors import BadInput
+from remem.experiments.paper import PAPER
+from remem.experiments.presets import PRESETS
 from remem.experiments.records import publish, read_record, read_records
 from remem.experiments.tables import format_brief, format_table, make_table, summary
 
@@ -35,6 +37,11 @@ def test_mean_spread_and_best_are_computed_over_seeds() -> None:
     assert ours == pytest.approx({"mean": 3.0, "std": 2.6457513, "best": 1.0, "n": 3})
     assert row["metrics"]["error"]["paper"] == {"mean": 0.33, "std": 0.15, "best": 0.12, "valid": None}
     assert (row["params"], row["state_floats"]) == (1000, 2560)
+
+
+@pytest.mark.parametrize("task", PAPER)
+def test_every_row_of_the_papers_tables_can_be_trained(task: str) -> None:
+    assert {f"{task}/{method}" for method in PAPER[task]} <= PRESETS.keys()
 
 
 def test_the_best_accuracy_is_the_largest_and_one_seed_has_no_spread() -> None:
