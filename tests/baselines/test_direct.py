@@ -84,6 +84,9 @@ def test_neither_neighbours_nor_padding_change_an_answer(attention: bool) -> Non
 def test_directly_reason_is_a_gru_a_concatenation_and_a_linear_layer() -> None:
     model = make(attention=False)
     assert isinstance(model, DirectlyReason)
+    gru = model.reader.gru
+    assert isinstance(gru, nn.GRU)
+    assert (gru.num_layers, gru.bidirectional, gru.hidden_size) == (1, False, 6)
     stream = streams([[1, 2], [3, 4]])
     states, _ = model.reader.gru(model.embed(torch.tensor([[1, 2, 3, 4]])))
     question = model.query_encoder(torch.tensor([[2]]), torch.tensor([[True]]))

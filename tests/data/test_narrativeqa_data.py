@@ -107,6 +107,18 @@ def test_words_outside_the_vocabulary_are_unknown(dumps: Summaries) -> None:
     assert codec.encode_question("Where did Zeno walk?")[2] == 0
 
 
+def test_equal_answers_of_a_summary_are_candidates_of_their_own(dumps: Summaries) -> None:
+    number = dumps.numbers("test")[0]
+    first, second = dumps.questions_of[number][:2]
+    second[2:4] = first[2:4]
+    codec = dumps.build_codec([number], segment_len=20, least=1)
+    query = as_split(dumps, [number], codec, truncate=False).batch(0, torch.tensor([0])).query
+    assert query.candidates is not None
+    assert torch.equal(query.candidates.tokens[0, 0], query.candidates.tokens[0, 1])
+    assert query.candidates.token_mask[0].any(dim=-1).tolist() == [True] * 4
+    assert query.answer.tolist() == [[0, 1, 2, 3]]
+
+
 def test_stand_ins_keep_words_apart_that_were_never_met(dumps: Summaries) -> None:
     documents = dumps.numbers("test")
     codec = dumps.build_codec(documents[:1], segment_len=20, least=3, stand_ins=5000)

@@ -86,6 +86,21 @@ def test_evidence_stands_where_evidence_start_says(task: SyntheticTask, split: s
     assert query.evidence.flatten().tolist() == [row["evidence_start"] // task.segment_len for row in rows]
 
 
+def test_an_evidence_takes_the_place_of_facts_that_may_repeat(tmp_path: Path) -> None:
+    rows = exported(SMALL, "train", tmp_path)
+    assert {len(row["stream"]) for row in rows} == {SMALL.stream_len}
+    others = [
+        fact
+        for row in rows
+        for place, fact in enumerate(row["stream"])
+        if not 0 <= place - row["evidence_start"] < SMALL.evidence_len
+    ]
+    often = np.bincount(others, minlength=SMALL.num_facts) / len(others) * SMALL.num_facts
+    assert len(often) == SMALL.num_facts
+    assert ((often > 0.75) & (often < 1.25)).all()
+    assert any(len(set(row["stream"])) < len(row["stream"]) for row in rows)
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_early_evidence_lies_in_the_first_half_and_later_evidence_in_the_second(
     task: SyntheticTask, tmp_path: Path

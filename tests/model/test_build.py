@@ -10,11 +10,12 @@ from builders import CODEC, PAPER, RM, TEXT_CODEC, assert_close, make_model, wit
 from torch import nn
 
 from remem.build import build_memory_model, build_model, build_sampler
-from remem.data.codec import ClickCodec
+from remem.data.codec import ClickCodec, PassageCodec
 from remem.errors import BadInput
 from remem.model.attention import AdditiveScore
 from remem.model.embed import IdQueryEncoder, SentenceQueryEncoder
 from remem.model.encoder import GRUEncoder, TransformerEncoder
+from remem.model.heads import CandidateHead
 from remem.settings.model import MachineSettings, ModelSettings, ReasonerSettings, with_machine, without_rehearsal
 
 
@@ -116,6 +117,16 @@ def test_questions_share_the_items_words_only_where_asked(tied: bool) -> None:
     model = make_model(replace(RM, reasoner=replace(RM.reasoner, tie_query_words=tied)), TEXT_CODEC)
     assert isinstance(model.query_encoder, SentenceQueryEncoder)
     assert (model.query_encoder.words is model.embed.table) == tied
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_candidates_are_read_by_a_network_of_their_own_in_the_questions_words(tied: bool) -> None:
+    settings = replace(RM, reasoner=replace(RM.reasoner, tie_query_words=tied))
+    model = build_memory_model(settings, PassageCodec(segment_len=4, words=[f"word{i}" for i in range(12)]))
+    assert isinstance(model.head, CandidateHead)
+    assert isinstance(model.query_encoder, SentenceQueryEncoder)
+    assert model.head.candidate_encoder.gru is not model.query_encoder.gru
+    assert model.head.candidate_encoder.words is model.query_encoder.words
 
 
 def test_the_sampler_shares_nothing_with_the_model() -> None:

@@ -4,7 +4,7 @@ import torch
 from builders import as_torch_gru, assert_close
 from torch import nn
 
-from remem.model.embed import IdQueryEncoder, ItemEmbedding, SentenceQueryEncoder
+from remem.model.embed import IdQueryEncoder, ItemEmbedding, SentenceQueryEncoder, TargetQueryEncoder, VectorEmbedding
 
 
 def test_an_item_is_its_row_of_the_table() -> None:
@@ -20,6 +20,20 @@ def test_item_embeddings_start_with_the_given_deviation() -> None:
     weight = ItemEmbedding(num_items=500, item_dim=40, std=0.25).table.weight
     assert abs(weight.std().item() - 0.25) < 0.01
     assert abs(weight.mean().item()) < 0.01
+
+
+def test_a_frame_is_projected_and_then_normed() -> None:
+    embed, frames = VectorEmbedding(width=5, item_dim=4), 100 * torch.randn(3, 2, 5)
+    projected = frames @ embed.project.weight.T + embed.project.bias
+    centred = projected - projected.mean(dim=-1, keepdim=True)
+    assert_close(embed(frames), centred / (projected.var(dim=-1, unbiased=False, keepdim=True) + 1e-5).sqrt())
+
+
+def test_a_target_is_its_items_row_projected() -> None:
+    items = nn.Embedding(6, 5)
+    encoder = TargetQueryEncoder(items=items, model_dim=4)
+    query = encoder(torch.tensor([[3], [1]]), torch.ones(2, 1, dtype=torch.bool))
+    assert_close(query, items.weight[[3, 1]] @ encoder.project.weight.T)
 
 
 def test_a_query_number_is_its_row_of_a_table() -> None:

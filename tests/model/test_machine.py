@@ -38,6 +38,7 @@ def real_items(stream: EmbeddedStream) -> Tensor:
 
 
 def test_the_first_memory_is_the_same_for_every_stream_and_different_for_every_slot(machine: MemoryMachine) -> None:
+    assert dict(machine.named_parameters())["first_slots"] is machine.first_slots  # learned
     slots = machine.memory(machine.initial_state(3))
     assert slots.shape == (3, 3, D)
     assert torch.equal(slots[0], slots[1])

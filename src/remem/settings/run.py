@@ -34,7 +34,7 @@ class TrainSettings:
     warmup_steps: int = 0
     """Steps over which the learning rate rises from zero."""
     weight_decay: float = 0.0
-    """Decoupled weight decay on matrices, as a share of the learning rate; 0 is plain Adam."""
+    """Ours: decoupled weight decay on matrices, as a share of the learning rate; 0 is plain Adam."""
     focus: float = 0.0
     """Ours: how much more often a part of the task (one of bAbI's twenty) is drawn while a fifth of its answers or more
     are wrong in validation than once all are right, parts having equal shares otherwise; 0 draws every stream once an
