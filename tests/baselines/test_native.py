@@ -293,7 +293,7 @@ def test_stm_answers_as_its_reader_does_word_by_word_and_step_by_step() -> None:
 
 def test_a_question_longer_than_the_masks_of_stm_is_refused() -> None:
     batch = batch_of(FIRST, words=10)
-    with pytest.raises(BadInput, match="10 items was given to a memory built for 9"):
+    with pytest.raises(BadInput, match="A question of 10 words was given to a model that knows 9 places"):
         build_model(replace(PLAIN, machine=MACHINES["stm"]), CODEC)(batch.stream, batch.query)
 
 

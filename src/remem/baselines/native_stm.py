@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from remem.baselines.stm import TwoMemories
 from remem.baselines.stm_cell import STMState
 from remem.data.batch import QueryBatch, StreamBatch
+from remem.errors import BadInput
 from remem.model.embed import ItemEmbedding
 from remem.model.interface import Answers, embed_stream, gather_rows
 from remem.ops.precision import at_least_float32
@@ -99,7 +100,12 @@ class NativeSTM(nn.Module):
         self.memory.compile_parts(backend)
 
     def _answer(self, stream: StreamBatch, query: QueryBatch) -> Answers:
-        shape = query.position.shape
+        shape, most = query.position.shape, len(self.memory.position)
+        if query.tokens.shape[-1] > most:
+            raise BadInput(
+                f"A question of {query.tokens.shape[-1]} words was given to a model that knows {most} places, those of "
+                "a sentence; ask in fewer words or build it with a larger segment_len."
+            )
         vectors = self.memory.vector(self.embed(query.tokens.flatten(0, 1)), query.token_mask.flatten(0, 1))
         asked = self.reader.ask(vectors.unflatten(0, shape))
 
