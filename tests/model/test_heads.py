@@ -85,3 +85,16 @@ def test_the_click_head_gives_one_logit_a_question() -> None:
     assert logits.shape == (3, 1)
     expected = [[dot(head.score.weight[0].tolist(), row.tolist()) + head.score.bias.item()] for row in reason]
     assert_close(logits, expected)
+
+
+def test_where_products_are_16_bits_wide_scores_that_are_ranked_are_not() -> None:
+    lengths = torch.full((1, 100), 2)
+    candidates = Candidates(torch.randint(9, (1, 100, 2)), torch.arange(2) < lengths[..., None])
+    candidates.tokens[0, :, 0], candidates.tokens[0, :, 1] = torch.arange(100) % 9, torch.arange(100) // 9 % 9
+    different = len(candidates.tokens[0].unique(dim=0))
+    reasons = torch.randn(1, 100, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        chosen = candidate_head(match=True)(reasons[:, :1], candidates)
+        clicked = ClickHead(model_dim=6)(reasons)
+    assert (chosen.dtype, len(chosen.unique())) == (torch.float32, different)
+    assert (clicked.dtype, len(clicked.unique())) == (torch.float32, 100)

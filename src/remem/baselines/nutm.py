@@ -21,8 +21,8 @@ from torch.nn import functional as F
 from remem.baselines.dnc import DNCCell
 from remem.baselines.word_by_word import Scalars, WordByWord
 from remem.ops.memory_access import CommandLayout
-from remem.ops.memory_access.reference import LARGEST, product, unit
-from remem.ops.precision import at_least_float32
+from remem.ops.memory_access.reference import LARGEST, unit
+from remem.ops.precision import at_least_float32, product
 
 
 class ProgramMemory(nn.Module):

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from remem.ops.precision import at_least_float32, linear_in_32_bits
+
 
 class AdditiveScore(nn.Module):
     """score(a, c) = w^T tanh(W_1 a + W_2 c + b)."""
@@ -21,6 +23,11 @@ class AdditiveScore(nn.Module):
     def pairs(self, left: Float[Tensor, "... m"], right: Float[Tensor, "... m"]) -> Float[Tensor, "..."]:
         """Scores of projected vectors, which broadcast against each other."""
         return self.score(torch.tanh(left + right)).squeeze(-1)
+
+    def ranked_pairs(self, left: Float[Tensor, "... m"], right: Float[Tensor, "... m"]) -> Float[Tensor, "..."]:
+        """As `pairs`, in 32 bits: in 16 some of thirty candidates would have equal scores, and share a rank."""
+        hidden = torch.tanh(at_least_float32(left) + at_least_float32(right))
+        return linear_in_32_bits(hidden, self.score).squeeze(-1)
 
     def forward(self, query: Float[Tensor, "*b l"], keys: Float[Tensor, "*b k r"]) -> Float[Tensor, "*b k"]:
         """Scores of one query against several keys."""

@@ -15,6 +15,7 @@ from remem.data.batch import Candidates
 from remem.errors import BadInput
 from remem.model.attention import AdditiveScore
 from remem.model.embed import SentenceQueryEncoder
+from remem.ops.precision import linear_in_32_bits, product
 
 
 class ClassHead(nn.Module):
@@ -53,9 +54,9 @@ class CandidateHead(nn.Module):
         tokens, mask = candidates
         features = self.candidate_encoder(tokens.flatten(0, 1), mask.flatten(0, 1)).unflatten(0, tokens.shape[:2])
         left = self.score.left(reason)
-        scores = self.score.pairs(left[:, :, None], self.score.right(features)[:, None])  # [b, q, c]
+        scores = self.score.ranked_pairs(left[:, :, None], self.score.right(features)[:, None])  # [b, q, c]
         if self.scale:
-            scores = scores + self.scale * (left @ features.mT)
+            scores = scores + self.scale * product(left, features.mT)
         return scores.masked_fill(~mask.any(dim=-1)[:, None], -torch.inf)
 
 
@@ -67,7 +68,7 @@ class ClickHead(nn.Module):
         self.score = nn.Linear(model_dim, 1)
 
     def forward(self, reason: Float[Tensor, "*b m"], candidates: Candidates | None = None) -> Float[Tensor, "*b 1"]:
-        return self.score(reason)
+        return linear_in_32_bits(reason, self.score)
 
 
 Head = ClassHead | CandidateHead | ClickHead

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from remem.ops.precision import at_least_float32
+from remem.ops.precision import at_least_float32, product
 
 EPSILON = 1e-6
 LARGEST = 20.0  # what goes into an exponential is clipped to this on both sides
@@ -126,12 +126,6 @@ def unit(vectors: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
     """x / sqrt(|x|^2 + eps): finite gradients at zero, too."""
     vectors = at_least_float32(vectors)
     return vectors * (vectors.square().sum(dim=-1, keepdim=True) + EPSILON).rsqrt()
-
-
-def product(left: Float[Tensor, "*b i j"], right: Float[Tensor, "... j o"]) -> Float[Tensor, "*b i o"]:
-    """The matrix product in at least 32 bits, also where autocast would take 16."""
-    with torch.autocast(left.device.type, enabled=False):
-        return at_least_float32(left) @ at_least_float32(right)
 
 
 def retention(free_gates: Float[Tensor, "*b r"], read_weights: Float[Tensor, "*b r k"]) -> Float[Tensor, "*b k"]:
