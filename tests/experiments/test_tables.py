@@ -24,7 +24,7 @@ def record(method: str, seed: int, error: float, **changes: Any) -> dict[str, An
         "code": {"commit": "abc"},
         "data": {},
         "model": {"fingerprint": f"{seed:016x}", "params": 1000, "state_floats": 2560},
-        "metrics": {"test": {"error": error}},
+        "metrics": {"valid": {}, "test": {"error": error}},
         "config": {},
         **changes,
     }
@@ -33,7 +33,7 @@ def record(method: str, seed: int, error: float, **changes: Any) -> dict[str, An
 def test_mean_spread_and_best_are_computed_over_seeds() -> None:
     table = make_table("babi", [record("rm", 0, 1.0), record("rm", 1, 2.0), record("rm", 2, 6.0)])
     row = next(r for r in table["rows"] if r["method"] == "rm")
-    ours = {key: value for key, value in row["metrics"]["error"].items() if key != "paper"}
+    ours = {key: value for key, value in row["metrics"]["error"].items() if key not in ("paper", "valid")}
     assert ours == pytest.approx({"mean": 3.0, "std": 2.6457513, "best": 1.0, "n": 3})
     assert row["metrics"]["error"]["paper"] == {"mean": 0.33, "std": 0.15, "best": 0.12, "valid": None}
     assert (row["params"], row["state_floats"]) == (1000, 2560)
@@ -104,8 +104,16 @@ def test_the_samplers_seconds_have_a_column_once_a_record_tells_them() -> None:
 
 def test_in_csv_every_number_has_a_column_of_its_own() -> None:
     header, *rows = format_table(make_table("babi", [record("rm", 0, 1.0)]), "csv").splitlines()
-    assert header.startswith("method,error mean,std,best,paper,paper std,paper best,paper valid,runs,")
-    assert any(row.startswith("rm,1.00,–,1.00,0.33,0.15,0.12,–,1,") for row in rows)
+    assert header.startswith("method,error mean,std,best,valid,paper,paper std,paper best,paper valid,runs,")
+    assert any(row.startswith("rm,1.00,–,1.00,–,0.33,0.15,0.12,–,1,") for row in rows)
+
+
+def test_where_the_paper_tells_what_validation_said_so_does_the_table() -> None:
+    runs = [record("rm", seed, 0.0, metrics={"valid": {"mrr": 30.0 + seed}, "test": {"mrr": 29.0}}) for seed in (0, 1)]
+    text = format_table(make_table("narrativeqa", runs), "md")
+    assert "| method | mrr | best | valid | paper | runs |" in text
+    assert "| rm | 29.00 ± 0.00 | 29.00 | 30.50 | 28.70 (valid 29.40) | 2 |" in text
+    assert "| method | error | best | paper | runs |" in format_table(make_table("babi", [record("rm", 0, 1.0)]), "md")
 
 
 def test_what_a_question_costs_has_columns_once_a_record_tells_it() -> None:

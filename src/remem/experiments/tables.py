@@ -39,7 +39,9 @@ def _row(task: str, method: str, records: list[Record]) -> dict[str, Any]:
     for metric in TABLE_METRICS[task]:
         values = [r["metrics"]["test"][metric] for r in records if metric in r["metrics"]["test"]]
         quoted = PAPER[task].get(method, {}).get(metric)
-        metrics[metric] = summary(metric, values) | {"paper": quoted and quoted._asdict()}
+        chosen_by = [r["metrics"]["valid"][metric] for r in records if metric in r["metrics"]["valid"]]
+        valid = spread(chosen_by)["mean"]
+        metrics[metric] = summary(metric, values) | {"valid": valid, "paper": quoted and quoted._asdict()}
     models, costs = [r["model"] for r in records], [r["cost"] for r in records if "cost" in r]
     queries = [cost["query"] for cost in costs if "query" in cost]
     return {
@@ -177,21 +179,24 @@ def format_brief(table: Table, style: str) -> str:
 
 
 def _metric_columns(metric: str, values: list[dict[str, Any]], style: str) -> tuple[list[str], list[list[str]]]:
-    """Ours and the paper's numbers of one metric, a list of cells a row."""
+    """Ours and the paper's numbers of one metric, a list of cells a row; those on validation where the paper has them."""
     papers = [value["paper"] or dict.fromkeys(Quoted._fields) for value in values]
     if style == "csv":
-        names = [f"{metric} mean", "std", "best", "paper", "paper std", "paper best", "paper valid"]
-        keys = ("mean", "std", "best")
+        names = [f"{metric} mean", "std", "best", "valid", "paper", "paper std", "paper best", "paper valid"]
+        keys = ("mean", "std", "best", "valid")
         own = [[_number(value[key]) for key in keys] for value in values]
         return names, [
             a + [_number(paper[key]) for key in Quoted._fields] for a, paper in zip(own, papers, strict=True)
         ]
-    cells = [
-        [_mean_and_spread(value), _number(value["best"]), _quoted(paper)]
-        for value, paper in zip(values, papers, strict=True)
-    ]
-    shown = 3 if any(value["paper"] for value in values) else 2  # stand-ins have none
-    return [metric, "best", "paper"][:shown], [line[:shown] for line in cells]
+    names = [metric, "best"]
+    cells = [[_mean_and_spread(value), _number(value["best"])] for value in values]
+    if any(paper["valid"] is not None for paper in papers):
+        names.append("valid")
+        cells = [[*line, _number(value["valid"])] for line, value in zip(cells, values, strict=True)]
+    if any(value["paper"] for value in values):  # stand-ins have none
+        names.append("paper")
+        cells = [[*line, _quoted(paper)] for line, paper in zip(cells, papers, strict=True)]
+    return names, cells
 
 
 def _quoted(paper: dict[str, Any]) -> str:
