@@ -25,7 +25,6 @@ SIZE_FIELDS = ("item_dim", "model_dim", "reasoner.num_hops", "rehearsal.num_dist
 OWN_TRAINING = {
     "narrativeqa": (1e-3, 1.0),
     "activitynetqa": (1e-3, 1.0),
-    "xlong": (1e-3, 0.01),
     "clicks": (1e-3, 0.01),
     "lastfm": (2e-3, 0.01),
     "assistments": (2e-3, 0.01),

@@ -97,7 +97,8 @@ _ACTIVITYNETQA = _long(
 # Few users, and one target a history teaches little: asked along it for several events, of which each step draws some;
 # and batches that suit what reads item by item.
 _CLICKS = [
-    _long(ClickTask(name="xlong"), PAPER_CLICKS, steps=5000, batch_size=128, every=250),
+    # the paper's own, so Adam as the paper has it
+    _long(ClickTask(name="xlong"), PAPER_CLICKS, steps=5000, batch_size=128, every=250, weight_decay=0.0),
     _long(
         ClickTask(name="lastfm", along=4, ahead=4, questions=32), PAPER_CLICKS,
         steps=1000, batch_size=256, every=100, rate=2e-3, warm_up=80,

@@ -179,7 +179,7 @@ def format_brief(table: Table, style: str) -> str:
 
 
 def _metric_columns(metric: str, values: list[dict[str, Any]], style: str) -> tuple[list[str], list[list[str]]]:
-    """Ours and the paper's numbers of one metric, a list of cells a row; those on validation where the paper has them."""
+    """Ours and the paper's numbers of one metric, a list of cells a row; validation where the paper tells it."""
     papers = [value["paper"] or dict.fromkeys(Quoted._fields) for value in values]
     if style == "csv":
         names = [f"{metric} mean", "std", "best", "valid", "paper", "paper std", "paper best", "paper valid"]
