@@ -10,11 +10,18 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from remem.build import build_model
+from remem.bundle import save_bundle
 from remem.cli.main import main
+from remem.data.codec import PassageCodec
+from remem.experiments.presets import find_preset
+from remem.service import MemoryEngine
+from remem.service.archive import read_archive
 
 BABI = str(Path(__file__).resolve().parents[2] / "models" / "babi")
 
@@ -22,12 +29,12 @@ BABI = str(Path(__file__).resolve().parents[2] / "models" / "babi")
 class Serving:
     """A server as a person starts it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.store, self.log = folder / "memories.db", (folder / "log").open("ab")
+    def __init__(self, folder: Path, model: str = BABI) -> None:
+        self.store, self.log, self.model = folder / "memories.db", (folder / "log").open("ab"), model
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "remem", "serve", str(self.store), "--model", BABI, "--port", "0"]
+        command = [sys.executable, "-m", "remem", "serve", str(self.store), "--model", self.model, "--port", "0"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, text=True)
         assert self.process.stdout is not None
         found = re.search(r"http://\S+", self.process.stdout.readline())
@@ -203,3 +210,27 @@ def test_the_token_is_shown_at_the_first_start_alone(serving: Serving, token: st
     assert serving.stop() == ""
     serving.start()
     assert "remem_" not in serving.stop()
+
+
+def test_a_model_that_chooses_is_given_whole_sentences_and_can_not_be_asked_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_of = find_preset("narrativeqa/rm")
+    run_of = replace(run_of, model=replace(run_of.model, item_dim=16, model_dim=16))
+    codec = PassageCodec(segment_len=4, words=["<unknown>", "the", "man", "went", "home", "."])
+    model, store, story = str(tmp_path / "model"), str(tmp_path / "own.db"), "The man went home, slowly. Mr. Poe slept."
+    save_bundle(Path(model), build_model(run_of.model, codec), run_of, codec)
+    assert "s: 2 events added" in run(capsys, "append", store, "s", story, "--model", model)
+    assert "among candidates" in run(capsys, "query", store, "s", "who went home", "--model", model, code=2)
+    serving = Serving(tmp_path, model)
+    try:
+        monkeypatch.setenv("REMEM_TOKEN", serving.said_token())
+        assert "s: 2 events added" in run(capsys, "append", serving.url, "s", story)
+        assert "among candidates" in run(capsys, "query", serving.url, "s", "who went home", code=2)
+    finally:
+        serving.stop()
+    digests = set()
+    for path in (store, serving.store):
+        with MemoryEngine.open(path, None, read_only=True) as engine:
+            digests.add(read_archive(engine.export("s")).digests)
+    assert len(digests) == 1  # of the same two events

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from remem.cli.ask import Story, read_lines, read_numbers, read_sentences, refuse_unknown_items, tell_how_it_was_read
+from remem.cli.ask import (
+    Story,
+    read_lines,
+    read_numbers,
+    read_passage,
+    read_sentences,
+    refuse_unknown_items,
+    tell_how_it_was_read,
+)
 from remem.cli.remote import is_url, open_client, require_model, with_url
 from remem.errors import BadInput
 
@@ -59,11 +67,17 @@ def main(argv: list[str]) -> None:
     print(f"{options.stream}: {done.accepted} events added{known}; the next is number {done.next_seq}.")
 
 
+def _read(kind: str, source: str, lines: list[str]) -> Story:
+    """Events as a model of this kind takes them."""
+    if kind in ("frames", "vectors"):
+        raise BadInput("The model reads vectors, which a command line can't give; append them from Python.")
+    return {"text": read_sentences, "passage": read_passage}.get(kind, read_numbers)(lines, source)
+
+
 def _send(options: Options, source: str, lines: list[str]) -> tuple[Story, Appended]:
     """To a server; numbered here, so that every batch may be repeated."""
     with open_client(options.store, tenant=options.tenant, model=options.model) as client:
-        text = client.models()[0]["items"] == "text"
-        story = read_sentences(lines, source) if text else read_numbers(lines, source)
+        story = _read(client.models()[0]["items"], source, lines)
         stream, most = client.stream(options.stream), client.limits()["events"]
         stream.next_seq = options.seq
         items = [item for _, item in story.items]
@@ -80,7 +94,7 @@ def _write(options: Options, source: str, lines: list[str]) -> tuple[Story, Appe
     from remem.service.results import Appended
 
     network = BundleNetwork.open(require_model(options.model))
-    story: Story = read_sentences(lines, source) if network.codec.kind == "text" else read_numbers(lines, source)
+    story = _read(network.codec.kind, source, lines)
     refuse_unknown_items(story, source, network.codec)
     with MemoryEngine.open(options.store, network, durability=options.durability) as engine:
         seq, accepted, duplicates = options.seq, 0, 0

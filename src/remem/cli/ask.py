@@ -112,6 +112,18 @@ def read_sentences(lines: list[str], source: str) -> Story:
     return Story(items, skipped, stories)
 
 
+def read_passage(lines: list[str], source: str) -> Story:
+    """Sentences of ordinary text, with their marks, as models that choose among candidates were trained on."""
+    from remem.data.words import sentences, tokenize
+
+    items = [
+        (number, " ".join(words)) for number, line in enumerate(lines, start=1) for words in sentences(tokenize(line))
+    ]
+    if not items:
+        raise BadInput(f"{source} holds no sentence; expected a text, such as 'The man went home.'")
+    return Story(items)
+
+
 def read_numbers(lines: list[str], source: str) -> Story:
     """Item numbers, separated by whitespace or commas."""
     rows = [(number, line.replace(",", " ").split()) for number, line in enumerate(lines, start=1)]
@@ -172,7 +184,7 @@ def refuse_unknown_items(story: Story, source: str, codec: Codec) -> None:
         words = ((number, word) for number, sentence in story.items for word in words_of(sentence))
         if unknown := _unknown(words, codec.word_index):
             raise BadInput(f"{source} holds {_words(unknown)}: {_with_lines(unknown)}. {_advice(codec)}")
-    elif codec.num_items is not None and (unknown := _unknown(story.items, range(codec.num_items))):
+    elif codec.kind in ("ids", "clicks") and (unknown := _unknown(story.items, range(codec.num_items or 0))):
         raise BadInput(
             f"{source} holds what is no item of this model: {_with_lines(unknown)}. "
             f"Expected integers from 0 to {codec.num_items - 1}, separated by spaces or commas."

@@ -67,11 +67,12 @@ def main(argv: list[str]) -> None:
 def _sent(options: Options) -> list[Answered]:
     """By a server."""
     with open_client(options.store, tenant=options.tenant, model=options.model) as client:
-        text = client.models()[0]["items"] == "text"
+        kind = client.models()[0]["items"]
+        _require_askable(kind)
         return [
             client.query(
                 options.stream,
-                question if text else as_number(question.strip()),
+                question if kind == "text" else as_number(question.strip()),
                 top=options.top,
                 min_seq=options.min_seq,
             )
@@ -85,9 +86,16 @@ def _asked(options: Options) -> list[Answered]:
     from remem.service.engine import MemoryEngine
 
     network = BundleNetwork.open(require_model(options.model))
+    _require_askable(network.codec.kind)
     questions = [question_for(question, network.codec) for question in options.questions]
     with MemoryEngine.open(options.store, network, read_only=True) as engine:
         return [
             engine.query(options.stream, question, top=options.top, min_seq=options.min_seq, tenant=options.tenant)
             for question in questions
         ]
+
+
+def _require_askable(kind: str) -> None:
+    """Refuse a model that is asked with more than a question."""
+    if kind == "passage":
+        raise BadInput("The model chooses among candidates, which a command line can't give; ask it from Python.")
