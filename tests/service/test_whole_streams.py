@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from service_parts import POISON, HashChain, Place, SlowChain, SqlitePlace, as_memory, assert_refused, folded
 
+from remem.client import calls
+from remem.errors import BadInput
 from remem.service import Limits, MemoryEngine
 from remem.service.archive import read_archive
 from remem.service.errors import StoreUnavailable
@@ -77,6 +79,37 @@ def test_a_stream_of_another_model_is_refused_until_it_is_rebuilt(place: Place) 
         checked = engine.verify()
         assert checked.clean
         assert checked.refolded == 1
+
+
+class NarrowChain(HashChain):
+    """A later model, which does not know every item that an earlier one took."""
+
+    def checked_item(self, item: Any) -> Any:
+        if item == "old":
+            raise BadInput("'old' is no item of this model.")
+        return super().checked_item(item)
+
+
+@pytest.mark.parametrize("place_of_it", [1, 3], ids=["in a whole segment", "in the open one"])
+def test_a_rebuild_is_refused_where_the_new_model_does_not_know_an_event(place: Place, place_of_it: int) -> None:
+    events = ["a", "b", "c", "d"]
+    events[place_of_it] = "old"
+    with MemoryEngine.open(place.open(), HashChain(), retention="all") as engine:
+        engine.append("s", events, seq=0)
+    with MemoryEngine.open(place.open(), NarrowChain(salt="later"), retention="all") as engine:
+        refused = assert_refused("invalid_value", lambda: engine.rebuild("s"))
+        assert refused.details["path"] == f"events[{place_of_it}]"
+        assert engine.inspect("s").state == "rebuild_needed"  # as it was
+        engine.rebuild("s", [event for event in events if event != "old"])
+        assert engine.query("s", "?").as_of_seq == 3
+
+
+@pytest.mark.parametrize("events", ["dog", b"dog", 3])
+def test_a_rebuild_from_what_is_no_list_of_events_changes_nothing(engine: MemoryEngine, events: Any) -> None:
+    engine.append("s", ["a"], seq=0)
+    assert_refused("invalid_value", lambda: engine.rebuild("s", events))
+    assert_refused("invalid_value", lambda: calls.rebuild("s", events))
+    assert engine.query("s", "?").answer == folded(["a"])
 
 
 def test_a_rebuild_may_leave_an_event_out(engine: MemoryEngine) -> None:

@@ -63,9 +63,7 @@ class Call(Generic[T]):
 
 def append(stream: str, events: Sequence[Any], seq: int | None, key: str | None = None) -> Call[Appended]:
     """Without a number a key tells a repetition from new events."""
-    if isinstance(events, str | bytes) or not isinstance(events, Sequence):
-        raise InvalidValue("Expected a list of events, even for a single one.", path="events")
-    body = {"events": [_event(event) for event in events], "seq": seq}
+    body = {"events": _events(events), "seq": seq}
     return Call("POST", _path(stream, "events"), _of(Appended), body, key=_key(key) if seq is None else None)
 
 
@@ -139,7 +137,7 @@ def restore(stream: str, name: str, key: str | None = None) -> Call[Appended]:
 
 def rebuild(stream: str, events: Sequence[Any] | None, key: str | None = None) -> Call[Appended]:
     """Fold again."""
-    body = {"events": None if events is None else [_event(event) for event in events]}
+    body = {"events": None if events is None else _events(events)}
     return Call("POST", _path(stream, "rebuild"), _of(Appended), body, key=_key(key), seconds=_LONG)
 
 
@@ -204,6 +202,12 @@ def _path(stream: str, verb: str = "") -> str:
 
 def _key(given: str | None) -> str:
     return given if given is not None else secrets.token_urlsafe(16)
+
+
+def _events(events: Any) -> list[Any]:
+    if isinstance(events, str | bytes) or not isinstance(events, Sequence):
+        raise InvalidValue("Expected a list of events, even for a single one.", path="events")
+    return [_event(event) for event in events]
 
 
 def _event(event: Any) -> Any:

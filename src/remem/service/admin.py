@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from remem.service.archive import Archive, read_archive
 from remem.service.errors import LogNotRetained, MemoryDamaged, ServiceError
-from remem.service.events import cut_events, event_digest
+from remem.service.events import cut_events, event_digest, unpack_event
+from remem.service.inputs import checked_replay
 from remem.service.ledger import Replacement
-from remem.service.limits import StreamKey
+from remem.service.limits import Limits, StreamKey
 from remem.service.network import Network
 from remem.service.records import Row, verified_events, verified_memory, with_digests
 from remem.service.results import Inspected, Problem, State, Verified
@@ -70,7 +71,7 @@ def content_of(found: Archive) -> Replacement:
     )
 
 
-def rebuilt(stored: Stored, given: Sequence[bytes] | None, network: Network) -> Replacement:
+def rebuilt(stored: Stored, given: Sequence[bytes] | None, network: Network, limits: Limits) -> Replacement:
     """All events folded again from the first, those that were given or those that the stream retained."""
     row = stored.row
     if given is None:
@@ -80,7 +81,8 @@ def rebuilt(stored: Stored, given: Sequence[bytes] | None, network: Network) -> 
                 f"Stream {row.key} keeps its last {len(stored.events)} of {row.next_seq} events; give all events from "
                 "0 on to rebuild it."
             )
-        given = verified_events(row, stored.events, 0)
+        # another model may have taken what this one does not know, in the open segment too, which is not folded here
+        given = checked_replay(network, limits, map(unpack_event, verified_events(row, stored.events, 0)))
     cut = cut_events(given, network.segment_events)
     return Replacement(
         fingerprint=network.fingerprint,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from remem.errors import BadInput
@@ -20,6 +20,13 @@ def checked_events(network: Network, limits: Limits, events: Sequence[Any]) -> l
         raise InvalidValue("There are no events; expected at least one.", path="events")
     if len(events) > limits.events:
         raise TooLarge(f"There are {len(events)} events; at most {limits.events} go into one append.", path="events")
+    return [checked_event(network, limits, event, number) for number, event in enumerate(events)]
+
+
+def checked_replay(network: Network, limits: Limits, events: Iterable[Any]) -> list[bytes]:
+    """The payloads of a stream from its first event on, however many."""
+    if isinstance(events, str | bytes) or not isinstance(events, Iterable):
+        raise InvalidValue(f"{shown(events)} is no list of events; give a list even for a single one.", path="events")
     return [checked_event(network, limits, event, number) for number, event in enumerate(events)]
 
 

@@ -13,7 +13,7 @@ from remem.service.consolidate import Consolidator
 from remem.service.errors import Draining, InvalidValue, MemoryDamaged, StreamChanged, TooManySnapshots, UnknownSnapshot
 from remem.service.expiry import Sweeper
 from remem.service.importing import checked_import
-from remem.service.inputs import checked_event
+from remem.service.inputs import checked_replay
 from remem.service.keys import KeyedCall, keyed_call, recall
 from remem.service.limits import DEFAULT_TENANT, Limits, StreamKey, checked_name, stream_key
 from remem.service.network import Network
@@ -141,15 +141,11 @@ class StreamKeeper(StreamReader):
         """
         key = stream_key(stream, tenant)
         stored = self._read(key, log=True)
-        given = (
-            None
-            if events is None
-            else [checked_event(self.network, self.limits, event, i) for i, event in enumerate(events)]
-        )
+        given = None if events is None else checked_replay(self.network, self.limits, events)
         call = keyed_call(idempotency_key, "rebuild", *([] if given is None else [b"given", *given]))
         if (done := self._recalled(stored.row, call)) is not None:
             return done
-        new = rebuilt(stored, given, self.network)
+        new = rebuilt(stored, given, self.network, self.limits)
         return self._swapped(key, ledger.replacing(stored.row, new, self._clock(), call))
 
     def export(self, stream: str, *, tenant: str = DEFAULT_TENANT) -> bytes:
