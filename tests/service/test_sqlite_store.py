@@ -146,6 +146,29 @@ def test_a_damaged_memory_is_never_answered_from_and_a_snapshot_brings_it_back(p
         assert engine.query("stream-0", "?").answer == wanted
 
 
+@pytest.mark.parametrize("way", ["restore", "rebuild"])
+def test_a_stream_that_lacks_an_event_is_brought_back_too(path: Path, way: str) -> None:
+    with MemoryEngine.open(path, HashChain(50), retention="all") as engine:
+        engine.append("s", ["a", "b", "c"], seq=0)
+        engine.snapshot("s", "kept")
+        wanted = engine.query("s", "?").answer
+    connection = sqlite3.connect(path)
+    connection.execute("DELETE FROM events WHERE seq = 1")
+    connection.commit()
+    connection.close()
+    with MemoryEngine.open(path, HashChain(50)) as engine:
+        with pytest.raises(MemoryDamaged):
+            engine.query("s", "?")
+        with pytest.raises(MemoryDamaged):
+            engine.rebuild("s")  # from what is there
+        done = engine.restore("s", "kept") if way == "restore" else engine.rebuild("s", ["a", "b", "c"])
+        assert done.next_seq == 3
+        assert engine.query("s", "?").answer == wanted
+        assert engine.verify().clean
+        with pytest.raises(UnknownStream):
+            engine.rebuild("none", ["a"])
+
+
 def test_one_process_writes_and_others_may_read(path: Path) -> None:
     with MemoryEngine.open(path, HashChain()) as engine:
         engine.append("s", ["a"], seq=0)

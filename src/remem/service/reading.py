@@ -33,10 +33,21 @@ class StreamReader:
             raise Draining("The engine is closed.")
         stored = self.store.read(key, log=log)
         if stored is None:
-            raise UnknownStream(f"There is no stream {key.stream!r}; an append creates it.", stream=key.stream)
-        if stored.row.expires <= (now := self._clock()):
-            ledger.require_living(stored.row.verified(key), now)
+            raise _unknown(key)
+        self._require_living(key, stored.row)
         return stored
+
+    def _row(self, key: StreamKey) -> Row:
+        """The counters alone, for who puts other content in place of what there is, which may be damaged."""
+        row = self._writable().update(key, lambda _: None)
+        if row is None:
+            raise _unknown(key)
+        self._require_living(key, row)
+        return row
+
+    def _require_living(self, key: StreamKey, row: Row) -> None:
+        if row.expires <= (now := self._clock()):
+            ledger.require_living(row.verified(key), now)
 
     def _opened(self, key: StreamKey, stored: Stored) -> tuple[Row, bytes, Sequence[bytes]]:
         row = stored.row.verified(key)
@@ -85,3 +96,7 @@ class StreamReader:
         if self.read_only:
             raise InvalidValue("The store was opened read-only; open it without read_only to change it.")
         return self.store
+
+
+def _unknown(key: StreamKey) -> UnknownStream:
+    return UnknownStream(f"There is no stream {key.stream!r}; an append creates it.", stream=key.stream)

@@ -20,7 +20,7 @@ from remem.service.network import Network
 from remem.service.reading import Clock, StreamReader
 from remem.service.records import Row, verified_events, verified_memory
 from remem.service.results import Appended, Inspected, Listed, Verified
-from remem.service.store import Deleted, Plan, Store
+from remem.service.store import Deleted, Plan, Store, Stored
 
 _MOST_SWEPT = 256
 _CLEARING_SECONDS = 1.0
@@ -119,7 +119,7 @@ class StreamKeeper(StreamReader):
         """Put a snapshot in place of what the stream holds; the writer goes on from the `next_seq` returned."""
         key, name = stream_key(stream, tenant), checked_name(name, "snapshot")
         call = keyed_call(idempotency_key, "restore", name.encode())
-        start = self._read(key).row
+        start = self._row(key)
         if (done := self._recalled(start, call)) is not None:
             return done
         if (archive := self.store.get_snapshot(key, name)) is None:
@@ -140,7 +140,7 @@ class StreamKeeper(StreamReader):
         if events came in meanwhile, nothing is changed and `StreamChanged` is raised.
         """
         key = stream_key(stream, tenant)
-        stored = self._read(key, log=True)
+        stored = self._read(key, log=True) if events is None else Stored(self._row(key), b"", [])
         given = None if events is None else checked_replay(self.network, self.limits, events)
         call = keyed_call(idempotency_key, "rebuild", *([] if given is None else [b"given", *given]))
         if (done := self._recalled(stored.row, call)) is not None:
