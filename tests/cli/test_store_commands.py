@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import sqlite3
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 
 from remem.cli.main import main
+from remem.service import upkeep
+from remem.service.stores import sqlite_gaps, sqlite_writer
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 BABI, DEMO = str(MODELS / "babi"), str(MODELS / "demo")
@@ -67,6 +70,31 @@ def test_streams_are_inspected_verified_and_deleted(store: str, capsys: pytest.C
     assert run(capsys, "delete", store, "numbers") == "numbers: deleted.\n"
     assert run(capsys, "delete", store, "numbers") == "numbers: there was no such stream.\n"
     assert run(capsys, "inspect", store) == "other\n"
+
+
+def test_a_large_store_is_cleared_of_what_is_deleted_before_the_command_ends(
+    store: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(capsys, "append", store, "numbers", "4 17 2", "--model", DEMO)
+    # a piece is a page, and there is time for one
+    monkeypatch.setattr(sqlite_gaps, "_PIECE", 1)
+    monkeypatch.setattr(sqlite_writer.Writer.purge, "__defaults__", (0.0,))
+    monkeypatch.setattr(upkeep, "_CLEARING_SECONDS", 0.0)
+    assert run(capsys, "delete", store, "numbers") == "numbers: deleted.\n"
+    with contextlib.closing(sqlite3.connect(store)) as connection:
+        assert connection.execute("SELECT * FROM meta WHERE name = 'remains'").fetchall() == []
+
+
+def test_a_delete_that_a_reader_holds_up_says_so_until_it_is_done(
+    store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(capsys, "append", store, "numbers", "4 17 2", "--model", DEMO)
+    with contextlib.closing(sqlite3.connect(store, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM streams").fetchone()
+        assert "deleted. Bytes of what was deleted are still" in run(capsys, "delete", store, "numbers")
+        assert "no such stream. Bytes of what was deleted are still" in run(capsys, "delete", store, "numbers")
+    assert run(capsys, "delete", store, "numbers") == "numbers: there was no such stream.\n"
 
 
 def test_damage_ends_in_exit_code_1(store: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tyro
 
 from remem.cli.remote import is_url, open_client, with_url
+
+_CLEARING_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +36,9 @@ def main(argv: list[str]) -> None:
         require_store(options.store)
         with MemoryEngine.open(options.store, None) as engine:
             deleted = engine.delete(options.stream, tenant=options.tenant)
-    if not deleted.existed:
-        print(f"{options.stream}: there was no such stream.")
-        return
-    rest = "" if deleted.purge == "done" else " Readers still hold old pages; they go with the next delete or close."
-    print(f"{options.stream}: deleted.{rest}")
+            # a large file is gone through here to its end: nobody stays who would go on
+            if deleted.purge == "pending" and not engine.store.purge_pending(_CLEARING_SECONDS):
+                deleted = replace(deleted, purge="done")
+    done = "deleted." if deleted.existed else "there was no such stream."
+    rest = " Bytes of what was deleted are still in the store's files; the same command later clears them out."
+    print(f"{options.stream}: {done}{rest if deleted.purge == 'pending' else ''}")
