@@ -304,3 +304,36 @@ def test_candidates_for_a_model_that_takes_none_are_refused(tmp_path: Path) -> N
         engine.append("s", [[0.0] * 5], seq=0)
         with pytest.raises(InvalidValue):
             engine.query("s", {"question": "who swims", "candidates": ["a dog"]})
+
+
+def test_a_server_that_can_not_write_to_redis_is_not_ready(redis_server: RedisServer, tmp_path: Path) -> None:
+    import redis
+
+    server, there = Server(tmp_path, store=redis_server.url), redis.Redis(port=redis_server.port)
+    try:
+        assert server.request("GET", "/readyz").status == 200
+        there.config_set("maxmemory", 1)
+        assert server.request("GET", "/readyz").status == 503
+        there.config_set("maxmemory", 0)
+        assert server.request("GET", "/readyz").status == 200
+        MemoryEngine.open(redis_server.url, None).close()  # takes the store over
+        reply = server.request("GET", "/readyz")
+        assert (reply.status, "stale_epoch" in reply.json["detail"]) == (503, True)
+    finally:
+        there.config_set("maxmemory", 0)
+        assert server.stop() == 0
+
+
+def test_tokens_stay_good_while_their_file_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remem.server.tokens._LOOK_AGAIN_SECONDS", -1.0)
+    tokens = TokenFile(tmp_path / "tokens.json")
+    first, second = tokens.add("somebody", ["query"]), tokens.add("another", ["query"])
+    whole = tokens.path.read_text()
+    tokens.path.write_text(whole[:-20])
+    assert tokens.find(first) is not None
+    assert tokens.find("remem_none") is None
+    tokens.path.write_text(whole)
+    mended = TokenFile(tokens.path)
+    assert mended.remove(mended.callers[0].id)
+    assert tokens.find(first) is None
+    assert tokens.find(second) is not None

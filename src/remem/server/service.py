@@ -76,8 +76,11 @@ class Service:
         return found
 
     def require_writable(self) -> None:
-        """Go through a commit that writes nothing; raises what stands against it."""
-        self.engine.store.update(_PROBE, lambda row: None)
+        """Go through a commit that changes nothing; raises what stands against it."""
+        if hasattr(self.engine.store, "require_writable"):  # where an update that changes nothing does not write
+            self.engine.store.require_writable()
+        else:
+            self.engine.store.update(_PROBE, lambda row: None)
 
     @property
     def item_kind(self) -> str:

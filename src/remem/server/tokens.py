@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from remem.errors import BadInput
+from remem.server.logs import log
 from remem.service.limits import checked_name
 
 SCOPES = ("append", "query", "inspect", "delete", "export", "admin", "metrics")
@@ -49,7 +50,10 @@ class TokenFile:
     def find(self, token: str) -> Caller | None:
         """Whose token this is."""
         if time.monotonic() - self._looked > _LOOK_AGAIN_SECONDS:
-            self._load()
+            try:
+                self._load()
+            except (BadInput, OSError) as error:  # those read last stay good until it is mended
+                log("tokens unreadable", level=40, error=error)
         given = _hash(token)
         found = None
         for caller in self._callers:  # all of them, so that the time says nothing

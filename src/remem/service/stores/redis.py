@@ -25,7 +25,7 @@ from remem.service.errors import IncompatibleFormat, InvalidValue, MemoryDamaged
 from remem.service.limits import StreamKey
 from remem.service.records import STORE_VERSION, Row, row_of
 from remem.service.store import Change, Deleted, Durability, Plan, Stored, is_doomed
-from remem.service.stores.redis_scripts import DELETE, READ, SNAPSHOT, STALE, WRITE
+from remem.service.stores.redis_scripts import DELETE, PROBE, READ, SNAPSHOT, STALE, WRITE
 
 # what a reply after fsync rests on; the last would leave out the sync while the file is rewritten
 _NEEDED = {
@@ -57,8 +57,8 @@ class RedisStore:
         self._purging = threading.Lock()
         # of the last rewrite we asked for: by which run of the server, and which deletes came before it
         self._rewrite: tuple[str, set[bytes]] | None = None
-        self._write, self._delete, self._snapshot, self._read = map(
-            self._redis.register_script, (WRITE, DELETE, SNAPSHOT, READ)
+        self._write, self._delete, self._snapshot, self._read, self._probe = map(
+            self._redis.register_script, (WRITE, DELETE, SNAPSHOT, READ, PROBE)
         )
         self._epoch = "0"
         try:
@@ -175,6 +175,10 @@ class RedisStore:
         """Whether the append-only file may still hold deleted streams; rewrites it if so."""
         with self._purging:
             return not self._safely(self._purged)
+
+    def require_writable(self) -> None:
+        """Write what is there already; raises what stands against it."""
+        self._safely(self._probe, keys=[self._at("epoch")], args=[self._epoch])
 
     def problems(self) -> list[str]:
         """Whether Redis can write its file."""

@@ -14,6 +14,16 @@ _GUARD = f"""
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return redis.error_reply('{STALE}') end
 """
 
+# KEYS: epoch   ARGV: epoch
+# a write like any other, so that whatever stands against one stands against this
+PROBE = (
+    _GUARD
+    + """
+redis.call('SET', KEYS[1], ARGV[1])
+return 1
+"""
+)
+
 # KEYS: epoch, stream, events, snapshots, names of the tenant, names of all, names with a tail, names that expire,
 #       deletes to purge
 # ARGV: epoch, check before, check after, row, next_seq, consolidated_seq, has memory, memory, drop all, keep from,
