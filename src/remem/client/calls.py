@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import secrets
@@ -155,7 +156,8 @@ def import_archive(stream: str, archive: bytes) -> Call[Appended]:
 
 def backup() -> Call[dict[str, Any]]:
     """Copy the whole store. Repeated, there would be two copies."""
-    return Call("POST", "/v1/admin/backup", lambda reply: reply, retry=False, seconds=_LONG)
+    read = lambda reply: {name: reply[name] for name in ("file", "bytes")}  # noqa: E731
+    return Call("POST", "/v1/admin/backup", read, retry=False, seconds=_LONG)
 
 
 def verify() -> Call[Verified]:
@@ -188,7 +190,8 @@ def read_reply(call: Call[T], status: int, kind: str, content: bytes) -> T:
     except ValueError:
         reply = None
     if status == 200 and kind == "application/json":
-        return call.read(reply)
+        with contextlib.suppress(AttributeError, IndexError, KeyError, TypeError):  # JSON of something else
+            return call.read(reply)
     # others say "code" too: a gateway in front is not the server, and its word on a call is another
     if isinstance(reply, dict) and str(reply.get("type")).startswith(ERROR_TYPE):
         raise error_of(reply)

@@ -63,8 +63,9 @@ def base_url(url: str) -> str:
     """The server's address, checked."""
     try:
         parts = urlsplit(url)
-        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number, half a bracket
+        host = (parts.hostname or "").encode("idna")
+        is_address = parts.scheme in ("http", "https") and bool(host) and parts.port != 0
+    except ValueError:  # a port that is no number, half a bracket, a host with an empty part
         is_address = False
     if not is_address:
         raise BadInput(f"{url!r} is no address of a server; expected http://HOST:PORT or https://HOST:PORT.")
