@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
+from pydantic import ValidationError
 from schemathesis import GenerationMode
 from server_parts import Server
 from service_parts import SEED
+
+from remem.server.schemas import AppendForm
 
 EXAMPLES = int(os.environ.get("REMEM_SCHEMA_EXAMPLES", "12"))
 SEQS = [-1, 2**53, 2**63, 2**64, 1.5, "1", True, [], {}, 10**400, -0.5, "0x1", ""]
@@ -317,3 +320,29 @@ def test_schemathesis_finds_no_server_error(server: Server, mode: GenerationMode
     assert tried.total() >= 60
     assert tried[200] > 0 or mode is GenerationMode.NEGATIVE
     assert server.request("GET", "/readyz").status == 200
+
+
+@pytest.mark.parametrize(
+    ("event", "place", "words"),
+    [
+        ("", "events[1]", "at least 1 character"),
+        (1.5, "events[1]", "expected an object or text or an integer or a list; given was 1.5"),
+        ([], "events[1]", "at least 1 item"),
+        ([1, True], "events[1][1]", "expected a number; given was True"),
+        ({"item": None, "end": 1}, "events[1].end", "not permitted"),
+        ({"item": False}, "events[1].item", "expected text or an integer or a list; given was False"),
+        ({"item": "a", "ends_segment": 1}, "events[1].ends_segment", "expected true or false; given was 1"),
+    ],
+    ids=str,
+)
+def test_a_refusal_names_the_place_and_what_belongs_there(server: Server, event: Any, place: str, words: str) -> None:
+    reply = server.request("POST", "/v1/streams/named/events", {"events": ["a", event]})
+    assert (reply.status, reply.json["path"]) == (422, place)
+    assert reply.json["detail"].startswith(f"{place}: ")
+    assert words in reply.json["detail"]
+
+
+def test_a_body_full_of_faults_is_refused_for_the_first() -> None:
+    with pytest.raises(ValidationError) as refused:
+        AppendForm.model_validate({"events": [[True] * 1000] * 1000})
+    assert refused.value.error_count() < 10

@@ -14,6 +14,15 @@ from remem.service.errors import Deadline, InvalidJson, InvalidSchema, TooLarge
 from remem.service.limits import shown
 
 Form = TypeVar("Form", bound=BaseModel)
+_KINDS = {
+    "model_type": "an object",
+    "list_type": "a list",
+    "string_type": "text",
+    "int_type": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+}
+"""What is said of a value that is of another kind altogether."""
 
 
 async def read_body(request: Request, limit: int, deadline: float) -> bytes:
@@ -63,10 +72,27 @@ def as_form(form: type[Form], value: Any) -> Form:
     try:
         return form.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        path = place_of(first["loc"])
-        given = "" if isinstance(first["input"], dict | list) else f"; given was {shown(first['input'])}"
-        raise InvalidSchema(f"{path or 'The body'}: {first['msg']}{given}.", path=path) from None
+        errors = error.errors(include_url=False, include_context=False)
+    places = [_place_in(value, each["loc"], each["type"]) for each in errors]
+    # what may have several forms was checked against each: the one it nearly has tells most
+    near = max(range(len(errors)), key=lambda i: (len(places[i]), errors[i]["type"] not in _KINDS))
+    first, path = errors[near], place_of(places[near])
+    kinds = [_KINDS.get(each["type"]) for each, place in zip(errors, places, strict=True) if place == places[near]]
+    wanted = " or ".join(dict.fromkeys(filter(None, kinds)))
+    what = f"expected {wanted}" if first["type"] in _KINDS else first["msg"]
+    given = "" if isinstance(first["input"], dict | list) else f"; given was {shown(first['input'])}"
+    raise InvalidSchema(f"{path or 'The body'}: {what}{given}.", path=path)
+
+
+def _place_in(value: Any, location: tuple[int | str, ...], kind: str) -> tuple[int | str, ...]:
+    """Where in a body that is. Between the parts of a place stand the names of forms tried there, which it lacks."""
+    place = []
+    for part in location:
+        is_missing = kind == "missing" and isinstance(value, dict) and part == location[-1]
+        if is_missing or (part in value if isinstance(value, dict) else isinstance(value, list) and part != str(part)):
+            place.append(part)
+            value = None if is_missing else value[part]
+    return tuple(place)
 
 
 def place_of(location: tuple[int | str, ...]) -> str:

@@ -13,7 +13,8 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=256, examples=["use
 Seq = Annotated[int, Field(ge=0, le=LAST_SEQ)]
 Seconds = Annotated[float, Field(gt=0, le=100 * 366 * 86_400)]
 Candidate = Annotated[str, Field(min_length=1)] | int
-Item = Annotated[str, Field(min_length=1)] | int | Annotated[list[float], Field(min_length=1)]
+# of a list the first fault is enough: a body may hold hundreds of thousands
+Item = Annotated[str, Field(min_length=1)] | int | Annotated[list[float], Field(min_length=1, fail_fast=True)]
 
 
 class Form(BaseModel):
@@ -32,7 +33,7 @@ class EventForm(Form):
 class AppendForm(Form):
     """Events, bare items or with a mark, and the number of the first."""
 
-    events: Annotated[list[EventForm | Item], Field(min_length=1, max_length=1000)]
+    events: Annotated[list[EventForm | Item], Field(min_length=1, max_length=1000, fail_fast=True)]
     seq: Seq | None = None
 
 
@@ -40,7 +41,7 @@ class QueryForm(Form):
     """A question to one memory."""
 
     question: JsonValue
-    candidates: Annotated[list[Candidate], Field(min_length=1, max_length=1000)] | None = None
+    candidates: Annotated[list[Candidate], Field(min_length=1, max_length=1000, fail_fast=True)] | None = None
     """For a model that chooses among answers."""
     top: Annotated[int, Field(ge=1, le=1000)] = 5
     tail: Literal["include", "exclude"] = "include"
@@ -63,7 +64,7 @@ class StreamQuery(QueryForm):
 class ManyQueriesForm(Form):
     """Questions to several memories, answered each for itself."""
 
-    queries: Annotated[list[StreamQuery], Field(min_length=1, max_length=256)]
+    queries: Annotated[list[StreamQuery], Field(min_length=1, max_length=256, fail_fast=True)]
 
 
 class CreateForm(Form):
@@ -94,7 +95,7 @@ class SnapshotForm(Form):
 class RebuildForm(Form):
     """All events from number 0 on; without them those that the stream retained."""
 
-    events: Annotated[list[EventForm | Item], Field(max_length=1000)] | None = None
+    events: Annotated[list[EventForm | Item], Field(max_length=1000, fail_fast=True)] | None = None
 
 
 class Created(BaseModel):
