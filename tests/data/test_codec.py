@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remem.data.codec import Codec, IdCodec, TextCodec, UnknownItem, codec_from_json, cut
+from remem.data.codec import Codec, FrameCodec, IdCodec, TextCodec, UnknownItem, codec_from_json, cut
 from remem.errors import BadInput
 
 IDS = IdCodec(segment_len=10, num_items=400, num_queries=40, num_answers=30)
@@ -86,6 +86,26 @@ def test_what_is_no_sentence_is_refused(raw: object, reason: str) -> None:
     for encode in (TEXT.encode_item, TEXT.encode_question):
         with pytest.raises(UnknownItem, match=reason):
             encode(raw)
+
+
+@pytest.mark.parametrize(
+    "number", [10**400, float("inf"), float("nan"), 1e39, True, "1"], ids=lambda raw: type(raw).__name__
+)
+def test_a_frame_of_what_is_no_finite_number_is_refused(number: Any) -> None:
+    frames = FrameCodec(segment_len=2, width=2, words=["<unknown>"], answers=["dog"])
+    assert frames.encode_item([3e38, -1]) == [(3e38, -1.0)]
+    with pytest.raises(UnknownItem, match="expected 2 finite numbers"):
+        frames.encode_item([1.0, number])
+
+
+@pytest.mark.parametrize("encode", [IDS.encode_item, IDS.encode_question, TEXT.encode_item, TEXT.encode_question])
+@pytest.mark.parametrize(
+    "raw", [10**5000, [10**5000], ["x"] * 100_000, "? " * 100_000], ids=lambda raw: type(raw).__name__
+)
+def test_a_refusal_quotes_nothing_long(encode: Any, raw: object) -> None:
+    with pytest.raises(UnknownItem) as refusal:
+        encode(raw)
+    assert len(str(refusal.value)) < 200
 
 
 @given(st.lists(st.integers()), st.integers(1, 20))

@@ -66,5 +66,5 @@ def test_vectors_are_written_one_by_one_and_kept_while_pending(shrink: Any, tmp_
     other.write(frames[5])
     torch.testing.assert_close(memory.slots(), other.slots())
     assert memory.query("Where is Anna?").answer in ("yes", "no")
-    with pytest.raises(UnknownItem, match="expected 3 numbers"):
+    with pytest.raises(UnknownItem, match="expected 3 finite numbers"):
         memory.write([1.0, 2.0])

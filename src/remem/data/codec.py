@@ -15,6 +15,7 @@ from remem.errors import BadInput
 
 T = TypeVar("T")
 UNKNOWN_WORD = "<unknown>"
+_MOST = 3.4e38  # what single precision holds
 
 
 class UnknownItem(BadInput):
@@ -202,7 +203,7 @@ class FrameCodec(_Answers, _OpenWords):
     def encode_item(self, raw: Any) -> list[Any]:
         """One vector, checked."""
         if not isinstance(raw, Sequence) or len(raw) != self.width or not all(map(_is_number, raw)):
-            raise UnknownItem(f"{_shown(raw)} is no item of this model; expected {self.width} numbers.")
+            raise UnknownItem(f"{_shown(raw)} is no item of this model; expected {self.width} finite numbers.")
         return [tuple(map(float, raw))]
 
 
@@ -253,32 +254,35 @@ def codec_from_json(value: dict[str, Any]) -> Codec:
 
 def _in_range(raw: Any, limit: int, what: str) -> int:
     if isinstance(raw, bool) or not isinstance(raw, int) or not 0 <= raw < limit:
-        raise UnknownItem(f"{raw!r} is no {what} of this model; expected an integer from 0 to {limit - 1}.")
+        raise UnknownItem(f"{_shown(raw)} is no {what} of this model; expected an integer from 0 to {limit - 1}.")
     return raw
 
 
 def _is_number(raw: Any) -> bool:
-    return isinstance(raw, int | float) and not isinstance(raw, bool)
+    return isinstance(raw, int | float) and not isinstance(raw, bool) and abs(raw) <= _MOST
 
 
 def _shown(raw: Any) -> str:
-    text = repr(raw)
+    try:
+        text = repr(raw)
+    except ValueError:  # Python does not print a number of thousands of digits
+        return "Something with a number of thousands of digits"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _tokens(raw: Any) -> list[str]:
     if not isinstance(raw, str):
-        raise UnknownItem(f"{raw!r} is not a sentence; expected text.")
+        raise UnknownItem(f"{_shown(raw)} is not a sentence; expected text.")
     words = tokenize(raw)
     if not words:
-        raise UnknownItem(f"{raw!r} holds no word; expected a sentence.")
+        raise UnknownItem(f"{_shown(raw)} holds no word; expected a sentence.")
     return words
 
 
 def _sentence(raw: Any) -> tuple[str, ...]:
     if not isinstance(raw, str):
-        raise UnknownItem(f"{raw!r} is not a sentence; expected text.")
+        raise UnknownItem(f"{_shown(raw)} is not a sentence; expected text.")
     words = words_of(raw)
     if not words:
-        raise UnknownItem(f"{raw!r} holds no word; expected a sentence.")
+        raise UnknownItem(f"{_shown(raw)} holds no word; expected a sentence.")
     return words
