@@ -16,6 +16,7 @@ from remem.service import Limits, MemoryEngine
 from remem.service.archive import read_archive
 from remem.service.errors import StoreUnavailable
 from remem.service.events import pack_event
+from remem.service.limits import StreamKey
 
 
 def test_a_deleted_stream_begins_anew(engine: MemoryEngine) -> None:
@@ -306,3 +307,18 @@ def test_a_store_is_looked_after_without_a_model(place: Place) -> None:
         assert read_archive(keeper.export("s")).row["next_seq"] == 4
         assert keeper.verify().clean
         assert keeper.delete("s").existed
+
+
+def test_a_stream_that_is_deleted_while_it_is_verified_is_no_damage(
+    engine: MemoryEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.append("s", ["a"], seq=0)
+    engine.snapshot("s", "copy")
+    found = engine.store.get_snapshot
+
+    def late(key: StreamKey, name: str) -> bytes | None:
+        engine.delete(key.stream)
+        return found(key, name)
+
+    monkeypatch.setattr(engine.store, "get_snapshot", late)
+    assert engine.verify().problems == []

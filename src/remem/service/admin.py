@@ -124,7 +124,8 @@ def _verified_stream(store: Store, network: Network, key: StreamKey) -> tuple[in
         raise MemoryDamaged(f"Stream {key} keeps events from {first} on; expected from {row.consolidated_seq} on.")
     payloads = verified_events(row, stored.events, first)
     for name in store.snapshots(key):
-        read_archive(store.get_snapshot(key, name) or b"")
+        if (archive := store.get_snapshot(key, name)) is not None:  # else deleted while we looked
+            read_archive(archive)
     ours = (row.fingerprint, row.numerics, row.numerics_changes) == (network.fingerprint, network.numerics, 0)
     if first or row.retention != "all" or not ours:
         return len(payloads), False
