@@ -322,10 +322,11 @@ def test_what_takes_a_server_minutes_is_waited_for(server: Server) -> None:
         raise httpx.ReadTimeout("too long")
 
     with server.client(transport=httpx.MockTransport(note), patience=0) as client:
-        for call in (client.verify, client.backup, lambda: client.rebuild("s"), lambda: client.inspect("s")):
+        asked = lambda: client.query("s", "?", timeout=30.0)  # noqa: E731
+        for call in (client.verify, client.backup, lambda: client.rebuild("s"), lambda: client.inspect("s"), asked):
             with pytest.raises(NotReady):
                 call()
-    assert waits == {"verify": 310.0, "backup": 310.0, "rebuild": 310.0, "s": 10.0}
+    assert waits == {"verify": 310.0, "backup": 310.0, "rebuild": 310.0, "s": 10.0, "query": 31.0}
 
 
 def test_a_client_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:

@@ -96,6 +96,7 @@ class AsyncClient:
     ) -> Answered:
         """Answer from the memory; `min_seq` waits until all events below it are taken into account.
 
+        It waits for `timeout` seconds, but no longer than the server's own deadline, 5 seconds unless it was set.
         A model that chooses among answers needs `candidates`.
         """
         call = calls.query(

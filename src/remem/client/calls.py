@@ -89,7 +89,7 @@ def query(
             "timeout_ms": max(1, min(60_000, round(1000 * timeout)))}  # fmt: skip
     if candidates is not None:
         body["candidates"] = list(candidates)
-    return Call("POST", _path(stream, "query"), _answered, body)
+    return Call("POST", _path(stream, "query"), _answered, body, seconds=min(60.0, timeout) + 1)
 
 
 def query_many(questions: Iterable[tuple[str, Any]], top: int) -> Call[list[Answered | ServiceError]]:
