@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from server_parts import Server
-from service_parts import HashChain, RedisServer, folded
+from service_parts import POISON, HashChain, RedisServer, folded
 from test_kinds import CANDIDATES, make_kind
 
 from remem.client import AsyncClient, Client
@@ -337,3 +337,22 @@ def test_tokens_stay_good_while_their_file_is_damaged(tmp_path: Path, monkeypatc
     assert mended.remove(mended.callers[0].id)
     assert tokens.find(first) is None
     assert tokens.find(second) is not None
+
+
+def test_a_stream_that_became_degraded_shows_in_the_metrics(server: Server, client: Client) -> None:
+    def given_up() -> float:
+        (line,) = (
+            line for line in server.request("GET", "/metrics").body.decode().splitlines()
+            if line.startswith("rm_streams_given_up ")
+        )  # fmt: skip
+        return float(line.split()[1])
+
+    before = given_up()
+    for _ in range(2):  # the same stream for the same reason counts once
+        client.append("poisoned", [POISON, "b", "c"])
+        deadline = time.monotonic() + 10
+        while client.inspect("poisoned").state != "degraded" and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.5)
+    assert given_up() == before + 1
+    client.delete("poisoned")

@@ -42,6 +42,7 @@ class Metrics:
         )
         self.queue = Gauge("rm_queue_depth", "Requests that wait or are worked on", ["queue"], registry=here)
         self.backlog = Gauge("rm_consolidation_backlog_streams", "Streams that wait for consolidation", registry=here)
+        self.given_up = Gauge("rm_streams_given_up", "Times a stream became degraded since the start", registry=here)
         self.connections = Gauge("rm_connections", "Open connections", registry=here)
         self.draining = Gauge("rm_draining", "1 while the server stops", registry=here)
         self.build, self.model = (

@@ -44,6 +44,7 @@ class Service:
         for lane in self.lanes.waiting:
             metrics.queue.labels(lane).set_function(partial(self.lanes.waiting.__getitem__, lane))
         metrics.backlog.set_function(lambda: engine.backlog)
+        metrics.given_up.set_function(lambda: engine.given_up)
         metrics.draining.set_function(lambda: self.draining)
         metrics.model.info({"fingerprint": engine.network.fingerprint, "numerics": engine.network.numerics})
         metrics.build.info({"version": release()})

@@ -151,6 +151,8 @@ class Consolidator:
         self._store, self._network, self._on_change = store, network, on_change
         self.prepare: Prepare = self.prepare_here
         """What computes; somebody else may be put in its place."""
+        self.given_up = 0
+        """How often a stream was marked as one that can't be consolidated."""
         self._waiting: OrderedDict[StreamKey, int] = OrderedDict()
         self._busy: dict[StreamKey, int] = {}
         self._changed = threading.Condition()
@@ -256,5 +258,6 @@ class Consolidator:
             stored = self._store.read(key)
             if stored is not None:
                 self._store.update(key, ledger.failing(stored.row, found.reason))
+                self.given_up += stored.row.error != found.reason
         except Exception:  # the store itself is gone: the next start finds the tail again
             return

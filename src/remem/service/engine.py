@@ -314,6 +314,11 @@ class MemoryEngine(StreamKeeper):
         """Streams that wait for consolidation."""
         return 0 if self._consolidator is None else self._consolidator.waiting
 
+    @property
+    def given_up(self) -> int:
+        """How often a stream became degraded since this engine was opened."""
+        return 0 if self._consolidator is None else self._consolidator.given_up
+
     def close(self) -> None:
         """Stop consolidating and close the store; acknowledged events are safe, and their folding goes on next time."""
         self._closed = True
