@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from service_parts import Place
 
-from remem.service.errors import MemoryDamaged
+from remem.service.errors import MemoryDamaged, ServiceError
 from remem.service.events import seal_event
 from remem.service.ledger import Birth, new_row
 from remem.service.limits import StreamKey
@@ -47,6 +47,18 @@ def test_a_change_is_read_back_whole(store: Store) -> None:
     assert stored.row.verified(KEY)
     assert stored.events == [seal_event(seq, b"event %d" % seq) for seq in range(5)]
     assert store.num_bytes(KEY) == len(b"memory 0") + 5 * (8 + 7)
+
+
+def test_whether_it_can_be_written_to_is_found_without_writing(place: Place, store: Store) -> None:
+    row = make(store, events=2)
+    store.require_writable()
+    assert (store.update(KEY, lambda row: None), list(store.keys())) == (row, [KEY])
+    place.crash(store)
+    successor = place.open()
+    with pytest.raises(ServiceError):
+        store.require_writable()
+    successor.require_writable()
+    successor.close()
 
 
 def test_an_exception_writes_nothing(store: Store) -> None:

@@ -156,8 +156,7 @@ def import_archive(stream: str, archive: bytes) -> Call[Appended]:
 
 def backup() -> Call[dict[str, Any]]:
     """Copy the whole store. Repeated, there would be two copies."""
-    read = lambda reply: {name: reply[name] for name in ("file", "bytes")}  # noqa: E731
-    return Call("POST", "/v1/admin/backup", read, retry=False, seconds=_LONG)
+    return Call("POST", "/v1/admin/backup", _backup_of, retry=False, seconds=_LONG)
 
 
 def verify() -> Call[Verified]:
@@ -201,6 +200,10 @@ def read_reply(call: Call[T], status: int, kind: str, content: bytes) -> T:
 def _path(stream: str, verb: str = "") -> str:
     # names need no quoting, and no name can leave its place in the path
     return f"/v1/streams/{checked_name(stream, 'stream')}" + (f"/{verb}" if verb else "")
+
+
+def _backup_of(reply: dict[str, Any]) -> dict[str, Any]:
+    return {name: reply[name] for name in ("file", "bytes")}
 
 
 def _key(given: str | None) -> str:

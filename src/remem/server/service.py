@@ -26,8 +26,6 @@ from remem.service.limits import StreamKey
 if TYPE_CHECKING:
     from remem.server.reader import Reader
 
-_PROBE = StreamKey("probe", "probe")
-
 
 class Service:
     """One engine behind one server."""
@@ -78,10 +76,7 @@ class Service:
 
     def require_writable(self) -> None:
         """Go through a commit that changes nothing; raises what stands against it."""
-        if hasattr(self.engine.store, "require_writable"):  # where an update that changes nothing does not write
-            self.engine.store.require_writable()
-        else:
-            self.engine.store.update(_PROBE, lambda row: None)
+        self.engine.store.require_writable()
 
     @property
     def item_kind(self) -> str:

@@ -135,6 +135,10 @@ class Store(Protocol):
         """Whether bytes of deleted streams may still be in the files; spends about `seconds` on clearing them."""
         ...
 
+    def require_writable(self) -> None:
+        """Go through a commit that changes nothing; raises what stands against one."""
+        ...
+
     def problems(self) -> list[str]:
         """What the store itself finds wrong with its files."""
         ...

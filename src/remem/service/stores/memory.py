@@ -144,6 +144,11 @@ class MemoryStore:
         """There are no files."""
         return False
 
+    def require_writable(self) -> None:
+        """Whether the store is still ours."""
+        with self._backing.lock:
+            self._require_epoch()
+
     def problems(self) -> list[str]:
         """There are no files."""
         return []

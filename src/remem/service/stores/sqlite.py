@@ -224,6 +224,10 @@ class SqliteStore:
         """Whether the files still hold bytes of deleted streams; tries again to clear a piece of them, or more."""
         return self._writer is not None and self._writer.purge_wanted and not self._writer.purge(seconds)
 
+    def require_writable(self) -> None:
+        """A transaction like any other, with nothing in it."""
+        self._write(lambda connection: None)
+
     def problems(self) -> list[str]:
         """SQLite's own check of pages and indexes, and rows without their parts."""
         try:
