@@ -71,8 +71,8 @@ def test_a_run_writes_a_record_and_its_model_gives_the_same_numbers_again(
     for name, value in again.metrics(tally).items():
         assert record["metrics"]["test"][name] == pytest.approx(value, abs=1e-3)
     read = again.read(tmp_path / "data")
-    if task != "narrativeqa":  # a folder's own test documents are not those the reduced protocol reports on
-        assert read.fingerprint() == again.load("test").fingerprint()
+    # also of NarrativeQA, where the reduced protocol has trained on the documents published for testing
+    assert read.fingerprint() == again.load("test").fingerprint()
     assert record["data"]["streams"]["train"] == len(again.load("train"))
 
 
