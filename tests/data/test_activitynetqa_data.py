@@ -190,9 +190,52 @@ def test_malformed_videos_are_refused_by_name(raw: Path, tmp_path: Path) -> None
         import_activitynetqa([raw / "dataset"], tmp_path / "data")
 
 
-def test_a_video_without_an_array_is_refused_by_name(raw: Path, tmp_path: Path) -> None:
+def test_a_video_without_one_array_is_refused_by_name(raw: Path, tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
-    with h5py.File(tmp_path / "features.h5", "w") as out:
-        out.create_group("v_train0")
-    with pytest.raises(BadInput, match=r"features.h5, v_train0 holds no dataset"):
-        import_activitynetqa([raw / "dataset"], tmp_path / "data", features=tmp_path / "features.h5")
+    array = np.ones((2, 3), dtype=np.float32)
+    cases = {
+        "nothing": lambda out: out.create_group("v_train0"),
+        "a link to nowhere": lambda out: out.__setitem__("v_train0", h5py.SoftLink("/nowhere")),
+        "an empty space": lambda out: out.__setitem__("v_train0", h5py.Empty("f4")),
+        # which of them is meant?
+        "two arrays": lambda out: out.create_group("v_train0").update({"boxes": array, "features": array}),
+    }
+    for number, fill in enumerate(cases.values()):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as out:
+            fill(out)
+        with pytest.raises(BadInput, match=rf"{number}.h5, v_train0 holds [02] arrays; expected one a video"):
+            import_activitynetqa([raw / "dataset"], tmp_path / "data", features=tmp_path / f"{number}.h5")
+    with pytest.raises(BadInput, match=r"none.h5 does not exist"):
+        import_activitynetqa([raw / "dataset"], tmp_path / "data", features=tmp_path / "none.h5")
+
+
+def test_a_file_that_is_no_array_is_refused_by_name_and_told_once(raw: Path, tmp_path: Path) -> None:
+    file = tmp_path / "npy" / "v_train0.npy"
+    file.parent.mkdir()
+    with file.open("wb") as out:
+        np.savez(out, np.ones((2, 3)))
+    with pytest.raises(BadInput, match=r"v_train0.npy holds several arrays"):
+        import_activitynetqa([raw / "dataset"], tmp_path / "data", features=file.parent)
+    file.write_bytes(file.read_bytes()[:40])
+    with pytest.raises(BadInput, match=r"v_train0.npy is not an array of numbers"):
+        import_activitynetqa([raw / "dataset"], tmp_path / "data", features=file.parent)
+    for shape in ((0, 3), (3, 0)):
+        np.save(file, np.ones(shape))
+        with pytest.raises(BadInput, match=rf"^{file} has the shape \({shape[0]}, {shape[1]}\)"):
+            import_activitynetqa([raw / "dataset"], tmp_path / "data", features=file.parent)
+    np.save(file, np.full((2, 3), 1e300))
+    with pytest.raises(BadInput, match=rf"^{file} holds numbers that are not finite, or too large"):
+        import_activitynetqa([raw / "dataset"], tmp_path / "data", features=file.parent)
+
+
+@pytest.mark.parametrize("prefix", ["", "v_"])
+def test_a_video_whose_own_id_begins_as_the_prefix_does_is_found(raw: Path, tmp_path: Path, prefix: str) -> None:
+    """There is such a video: v_UmAH95xls."""
+    for kind in "qa":
+        path = raw / "dataset" / f"train_{kind}.json"
+        path.write_text(path.read_text().replace('"train0"', '"v_train0"'))
+    (tmp_path / "npy").mkdir()
+    for name in ("v_train0", "train1"):
+        np.save(tmp_path / "npy" / f"{prefix}{name}.npy", np.ones((2, 3)))
+    manifest = import_activitynetqa([raw / "dataset"], tmp_path / "data", features=tmp_path / "npy")
+    assert manifest["videos"]["found"] == 2

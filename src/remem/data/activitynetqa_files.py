@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -162,14 +163,12 @@ def active_sentences(
 
 
 def _featured(path: Path, names: set[str]) -> Iterator[Video]:
+    if not path.exists():
+        raise BadInput(f"{path} does not exist; give an HDF5 file, or a folder of one .npy a video.")
     if path.is_dir():
         for file in sorted(path.rglob("*.npy")):
-            key = file.stem.removeprefix("v_")
-            if key in names:
-                try:
-                    yield _feature_video(key, np.load(file, mmap_mode="r", allow_pickle=False), str(file))
-                except (ValueError, EOFError) as error:
-                    raise BadInput(f"{file} is not an array of numbers ({error}).") from None
+            if (name := _video_of(file.stem, names)) is not None:
+                yield _feature_video(name, _npy(file), str(file))
         return
     try:
         import h5py
@@ -178,24 +177,40 @@ def _featured(path: Path, names: set[str]) -> Iterator[Video]:
     try:
         with h5py.File(path, "r") as table:
             for key in table:
-                if key.removeprefix("v_") in names:
-                    dataset = (
-                        table[key] if isinstance(table[key], h5py.Dataset) else next(iter(table[key].values()), None)
-                    )
-                    if not isinstance(dataset, h5py.Dataset):
-                        raise BadInput(f"{path}, {key} holds no dataset; expected one array a video.")
-                    yield _feature_video(key.removeprefix("v_"), dataset[...], f"{path}, {key}")
+                if (name := _video_of(key, names)) is not None:
+                    found = table.get(key)  # nothing where a link leads nowhere
+                    entries = found.values() if isinstance(found, h5py.Group) else [found]
+                    arrays = [each for each in entries if isinstance(each, h5py.Dataset) and each.shape is not None]
+                    if len(arrays) != 1:
+                        raise BadInput(f"{path}, {key} holds {len(arrays)} arrays; expected one a video.")
+                    yield _feature_video(name, arrays[0][...], f"{path}, {key}")
     except OSError as error:
         raise BadInput(f"{path} is not an HDF5 file, or it is damaged ({error}).") from None
 
 
-def _feature_video(key: str, array: Array, where: str) -> Video:
-    if array.ndim != 2 or not len(array) or array.dtype.kind not in "fiu":
+def _video_of(key: str, names: set[str]) -> str | None:
+    """The video asked about that a key stands for, with or without `v_` in front; some ids begin so themselves."""
+    return next((name for name in (key, key.removeprefix("v_")) if name in names), None)
+
+
+def _npy(file: Path) -> Array:
+    try:
+        array = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise BadInput(f"{file} is not an array of numbers ({error}).") from None
+    if not isinstance(array, np.ndarray):  # what np.savez wrote
+        raise BadInput(f"{file} holds several arrays; expected one array a video.")
+    return array
+
+
+def _feature_video(name: str, array: Array, where: str) -> Video:
+    if array.ndim != 2 or not array.size or array.dtype.kind not in "fiu":
         raise BadInput(f"{where} has the shape {array.shape} of {array.dtype}; expected numbers, one row a frame.")
-    vectors = np.asarray(array, dtype=np.float16 if array.dtype == np.float16 else np.float32)
+    with np.errstate(over="ignore"):  # told below
+        vectors = np.asarray(array, dtype=np.float16 if array.dtype == np.float16 else np.float32)
     if not np.isfinite(vectors).all():
-        raise BadInput(f"{where} holds numbers that are not finite.")
-    return Video(key, vectors, np.arange(len(vectors)))
+        raise BadInput(f"{where} holds numbers that are not finite, or too large for 32 bits.")
+    return Video(name, vectors, np.arange(len(vectors)))
 
 
 def write_videos(writer: Writer, videos: Iterable[Video]) -> dict[str, int]:
