@@ -207,6 +207,14 @@ def test_of_several_paths_the_later_wins_but_a_part_never_takes_the_place_of_a_w
     assert answers_in(tmp_path / "last", 3, "train") == ["other"]
 
 
+def test_in_one_folder_a_part_gives_way_to_a_whole_file_beside_it_but_not_to_the_1k_edition(tmp_path: Path) -> None:
+    files = {"tasks/en-10k/qa3_c_train.partial.txt": story("part"), "tasks/en/qa3_c_train.txt": story("short")}
+    import_babi(put(tmp_path / "before", files), tmp_path / "first")
+    assert answers_in(tmp_path / "first", 3, "train") == ["part"]
+    import_babi(put(tmp_path / "after", files | {"qa3_c_train_regenerated.txt": story("whole")}), tmp_path / "second")
+    assert answers_in(tmp_path / "second", 3, "train") == ["whole"]
+
+
 def test_an_original_file_is_preferred_to_a_regenerated_one_in_any_order(tmp_path: Path) -> None:
     names = ["en-10k/qa3_c_train_regenerated.txt", "en-10k/qa3_c_train.txt"]
     source = put(tmp_path / "tasks", {names[0]: story("ours"), names[1]: story("original")})

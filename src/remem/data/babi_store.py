@@ -39,8 +39,11 @@ class _Source(NamedTuple):
     read: Callable[[], bytes]
 
     @property
-    def rank(self) -> tuple[int, bool, bool]:
-        return _EDITIONS.index(self.edition), self.partial, "_regenerated" in self.name
+    def rank(self) -> tuple[int, bool, bool, int]:
+        edition = _EDITIONS.index(self.edition)
+        # a part of the 10k edition has fewer stories than a whole file of no edition, and more than all of the 1k one
+        place = max(edition, _EDITIONS.index("")) if self.partial else edition
+        return place, self.partial, "_regenerated" in self.name, edition
 
 
 def _source(path: PurePosixPath, read: Callable[[], bytes]) -> _Source | None:
