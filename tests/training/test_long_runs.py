@@ -76,6 +76,23 @@ def test_a_run_writes_a_record_and_its_model_gives_the_same_numbers_again(
     assert record["data"]["streams"]["train"] == len(again.load("train"))
 
 
+def test_data_without_test_streams_is_refused_before_anything_is_trained(tmp_path: Path, shrink: Shrink) -> None:
+    write_clicks(tmp_path / "raw", "lastfm", users=24, events=70)
+    import_clicks("lastfm", [tmp_path / "raw" / "event-train.txt"], tmp_path / "data")
+    run = run_of("lastfm/rm", tmp_path / "data", shrink)
+    with pytest.raises(BadInput, match="No user of the test split"):
+        Trainer(run, tmp_path / "run", device=CPU, quiet=True).train()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_is_not_tested_on_a_log_with_items_it_does_not_know(tmp_path: Path) -> None:
+    """As after another import into the folder it was trained from."""
+    settings = replace(PRESETS["clicks/rm"].task, data=prepare(tmp_path, "clicks"), least=10)
+    known = load_task(settings).codec
+    with pytest.raises(BadInput, match="Import the log it was trained on"):
+        load_task(settings, replace(known, num_items=known.num_items - 1)).load("test")
+
+
 def test_what_a_record_says_depends_on_the_task(tmp_path: Path, shrink: Shrink) -> None:
     run = run_of("activitynetqa/rm-no-rehearsal", prepare(tmp_path / "video", "activitynetqa"), shrink)
     _, record = Trainer(run, tmp_path / "video" / "run", device=CPU, quiet=True).train()

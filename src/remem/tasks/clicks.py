@@ -30,6 +30,7 @@ def click_task(settings: ClickTask, codec: ClickCodec | None = None) -> Task:
     own = codec or ClickCodec(segment_len=settings.segment_len, num_items=log().num_items)
 
     def load(split: str) -> Split:
+        _refuse_more_items(log(), settings.folder, own)
         loaded = as_split(log(), log().numbers(split), settings, split)
         return replace(loaded, questions=settings.questions) if split == "train" else loaded
 
@@ -116,7 +117,15 @@ def _read(path: Path, settings: ClickTask, codec: ClickCodec) -> Split:
             folder = Path(scratch) / "own"
             import_clicks(settings.name, [path], folder)
         log = ClickLog(folder, settings.name)
-        if log.num_items > codec.num_items:
-            raise BadInput(f"{path} has items up to {log.num_items - 1}; this model knows {codec.num_items}.")
+        _refuse_more_items(log, path, codec)
         users = log.numbers("test") or list(range(len(log.users)))
         return as_split(log, users, settings, "test")
+
+
+def _refuse_more_items(log: ClickLog, path: Path, codec: ClickCodec) -> None:
+    """Another log may have taken the place of the one a model was trained on."""
+    if log.num_items > codec.num_items:
+        raise BadInput(
+            f"{path} has items up to {log.num_items - 1}; this model knows {codec.num_items}. "
+            "Import the log it was trained on."
+        )

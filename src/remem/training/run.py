@@ -10,6 +10,7 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -108,12 +109,13 @@ class Trainer:
         # who goes on from a model speaks its words
         trained = load_bundle(run.model.weights_from) if run.model.weights_from and task is None else None
         self.task = task or load_task(run.task, trained.codec if trained else None)
+        self.load = cache(self.task.load)
         self.splits: dict[str, Split] = {}
 
     def split(self, name: str) -> Split:
         """A split on the run's device, loaded once."""
         if name not in self.splits:
-            self.splits[name] = self.task.load(name).to(self.device)
+            self.splits[name] = self.load(name).to(self.device)
         return self.splits[name]
 
     def train(self, *, resume: bool = False) -> tuple[Model, dict[str, Any]]:
@@ -147,6 +149,8 @@ class Trainer:
             )
         with torch.random.fork_rng(devices=[]):  # what can't be built is refused before stage one, which takes long
             build_model(self.run.model, self.task.codec)
+        for name in ("valid", "test"):  # nor is it found out after training that there is nothing to test on
+            self.load(name)
         self.folder.mkdir(parents=True, exist_ok=True)
         with _alone_in(self.folder):
             return self._train(resume)
