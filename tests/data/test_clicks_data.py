@@ -249,6 +249,55 @@ def test_times_of_a_parquet_log_may_be_words_and_are_in_order_as_times(tmp_path:
         import_clicks("clicks", [tmp_path / "log.parquet"], tmp_path / "data")
 
 
+def test_a_damaged_parquet_log_or_one_with_strange_or_missing_ids_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path, good = tmp_path / "log.parquet", {"user": ["a", "b"], "item": ["x", "y"], "time": [1, 2]}
+    cases = {
+        "'item' is of type list": {"item": [["x"], ["y"]]},
+        "'user' is of type struct": {"user": [{"n": 1}, {"n": 2}]},
+        "'time' is of type bool": {"time": [True, False]},
+        "'item' holds what is not a number": {"item": [1.0, float("nan")]},
+        "'user' has 1 empty values": {"user": ["a", ""]},
+        "'item' has 1 empty values": {"item": ["x", None]},
+    }
+    for message, column in cases.items():
+        parquet.write_table(pyarrow.table(good | column), path)
+        with pytest.raises(BadInput, match=message):
+            import_clicks("clicks", [path], tmp_path / "data")
+    parquet.write_table(pyarrow.table(good), path)
+    content = bytearray(path.read_bytes())
+    length = int.from_bytes(content[-8:-4], "little")
+    content[-8 - length : -8] = b"\xff" * length
+    path.write_bytes(content)
+    with pytest.raises(BadInput, match=r"log.parquet is not a parquet file"):
+        import_clicks("clicks", [path], tmp_path / "data")
+
+
+def test_one_long_name_costs_its_own_length_and_not_that_of_every_row(tmp_path: Path) -> None:
+    rows = [f"{'u' * 100_000},x,0", *(f"u{i % 9},i{i % 7},{i}" for i in range(3000))]
+    (tmp_path / "log.csv").write_text("user,item,time\n" + "\n".join(rows) + "\n")
+    tracemalloc.start()
+    import_clicks("clicks", [tmp_path / "log.csv"], tmp_path / "data")
+    _, top = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert top < 10_000_000  # 3,001 rows as wide as the longest are 1.2 GB
+
+
+def test_a_carriage_return_inside_a_name_ends_no_line(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_bytes(b'user,item,time\na,"x\ry",1\na,z,2\n')
+    import_clicks("clicks", [tmp_path / "log.csv"], tmp_path / "data")
+    assert ClickLog(tmp_path / "data", "clicks").prepared.lines("items") == ["x\ry", "z"]
+
+
+def test_what_a_mac_puts_beside_each_file_of_an_archive_is_passed_over(tmp_path: Path) -> None:
+    write_clicks(tmp_path / "raw", "clicks")
+    with zipfile.ZipFile(tmp_path / "log.zip", "w") as archive:
+        archive.write(tmp_path / "raw" / "log.csv", "log.csv")
+        archive.writestr("__MACOSX/._log.csv", b"\0\5\x16\7\0\2\0\0Mac OS X")
+    assert import_clicks("clicks", [tmp_path / "log.zip"], tmp_path / "data")["sources"] == {"log.csv": 12}
+
+
 def test_opening_many_users_costs_an_index_and_not_their_events(tmp_path: Path) -> None:
     def peak(events: int) -> int:
         folder = tmp_path / str(events)

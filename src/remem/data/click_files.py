@@ -24,6 +24,7 @@ from remem.data.sources import base, files_of, lines_of
 from remem.errors import BadInput
 
 LARGEST = 2**31 - 2
+Column = tuple[Sequence[Any] | Array, Array]  # the names there are, in order, and the number of each row's
 
 
 class User(NamedTuple):
@@ -144,24 +145,41 @@ def _xlong(name: str, file: BufferedIOBase) -> Found:
     return Found(users())
 
 
+class _Ids:
+    """A column of names as numbers, in the order of the names; each name is kept once, however long and frequent."""
+
+    def __init__(self) -> None:
+        self._met: dict[str, int] = {}
+        self._rows = array("i")
+
+    def append(self, name: str) -> None:
+        """The name of one more row."""
+        self._rows.append(self._met.setdefault(name, len(self._met)))
+
+    def finish(self) -> Column:
+        """All names in order, and the number of every row's."""
+        names = sorted(self._met)
+        place = np.empty(len(names), dtype=np.int32)
+        place[[self._met[name] for name in names]] = np.arange(len(names))
+        return names, place[np.array(self._rows)]
+
+
 def _own_log(name: str, file: BufferedIOBase) -> Found:
     """Rows of user, item and time in any order, as csv or parquet; users are split by lot."""
     read = _parquet_columns if name.endswith(".parquet") else _csv_columns
-    users, items, times = read(name, file)
-    user_names, user = np.unique(users, return_inverse=True)
-    item_names, item = np.unique(items, return_inverse=True)
+    (users, user), (items, item), times = read(name, file)
     order = np.lexsort((np.arange(len(user)), times, user))
-    bounds = np.searchsorted(user[order], np.arange(len(user_names) + 1))
-    held = set(StableRandom("clicks", "test").permutation(len(user_names))[: len(user_names) // 5].tolist())
+    bounds = np.searchsorted(user[order], np.arange(len(users) + 1))
+    held = set(StableRandom("clicks", "test").permutation(len(users))[: len(users) // 5].tolist())
     found = (
         User(item[order[first:end]], test=number in held)
         for number, (first, end) in enumerate(pairwise(bounds.tolist()))
     )
-    return Found(found, [str(each) for each in item_names])
+    return Found(found, [str(each) for each in items])
 
 
-def _csv_columns(name: str, file: BufferedIOBase) -> tuple[Array, Array, Array]:
-    users, items, times = [], [], array("d")
+def _csv_columns(name: str, file: BufferedIOBase) -> tuple[Column, Column, Array]:
+    users, items, times = _Ids(), _Ids(), array("d")
     reader = csv.reader((line + "\n" for _, line in lines_of(file, name)), strict=True)
     try:
         header = next(reader, [])
@@ -179,9 +197,9 @@ def _csv_columns(name: str, file: BufferedIOBase) -> tuple[Array, Array, Array]:
             times.append(_time(time, name, reader.line_num))
     except csv.Error as error:
         raise MalformedFile(name, reader.line_num, f"this is not a csv row ({error})") from None
-    if not users:
+    if not times:
         raise MalformedFile(name, 2, "there is no event")
-    return np.array(users), np.array(items), np.array(times)
+    return users.finish(), items.finish(), np.array(times)
 
 
 def _time(text: str, name: str, line: int) -> float:
@@ -204,7 +222,7 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _parquet_columns(name: str, file: BufferedIOBase) -> tuple[Array, Array, Array]:
+def _parquet_columns(name: str, file: BufferedIOBase) -> tuple[Column, Column, Array]:
     try:
         import pyarrow
         from pyarrow import parquet
@@ -214,21 +232,34 @@ def _parquet_columns(name: str, file: BufferedIOBase) -> tuple[Array, Array, Arr
         ) from None
     try:
         table = parquet.read_table(pyarrow.PythonFile(file), columns=["user", "item", "time"])
-    except (pyarrow.ArrowException, KeyError) as error:
+    except (pyarrow.ArrowException, KeyError, OSError) as error:  # OSError is what damage is told by
         raise BadInput(f"{name} is not a parquet file with the columns user, item and time ({error}).") from None
-    columns = []
-    for column in ("user", "item", "time"):
-        if table[column].null_count:
-            raise BadInput(f"{name}: the column {column!r} has {table[column].null_count} empty values.")
-        columns.append(table[column].to_numpy())
-    if not len(columns[0]):
+    if not len(table):
         raise BadInput(f"{name} holds no event.")
-    users, items, times = columns
+    users, items, times = (_parquet_column(name, column, table[column]) for column in ("user", "item", "time"))
     if times.dtype == object and isinstance(times[0], str):  # as words 10 would come before 9
         times = np.array([_time(text, name, row) for row, text in enumerate(times.tolist(), start=1)])
-    if times.dtype.kind == "f" and np.isnan(times).any():
-        raise BadInput(f"{name}: the column 'time' holds what is not a number.")
-    return users, items, times
+    return np.unique(users, return_inverse=True), np.unique(items, return_inverse=True), times
+
+
+def _parquet_column(name: str, column: str, found: Any) -> Array:
+    """Its values, none of them empty: a missing id would become one more user, or item, of that name."""
+    from pyarrow import types
+
+    kind = found.type.value_type if types.is_dictionary(found.type) else found.type
+    allowed = [types.is_integer, types.is_floating, types.is_string, types.is_large_string]
+    if column == "time":
+        allowed += [types.is_temporal, types.is_decimal]
+    if not any(each(kind) for each in allowed):
+        raise BadInput(f"{name}: the column {column!r} is of type {kind}; expected numbers or text.")
+    if found.null_count:
+        raise BadInput(f"{name}: the column {column!r} has {found.null_count} empty values.")
+    values: Array = found.to_numpy()
+    if values.dtype.kind == "f" and np.isnan(values).any():
+        raise BadInput(f"{name}: the column {column!r} holds what is not a number.")
+    if values.dtype == object and (values == "").any():
+        raise BadInput(f"{name}: the column {column!r} has {(values == '').sum()} empty values.")
+    return values
 
 
 _READERS: dict[str, tuple[re.Pattern[str], Callable[[str, BufferedIOBase], Found], str]] = {

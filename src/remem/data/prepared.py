@@ -159,7 +159,8 @@ class Prepared:
 
     def lines(self, name: str) -> list[str]:
         """A list of texts."""
-        lines = (self.folder / f"{name}.txt").read_text(encoding="utf-8").split("\n")[:-1]
+        # not as text, where the carriage return inside a name would end a line, too
+        lines = (self.folder / f"{name}.txt").read_bytes().decode("utf-8").split("\n")[:-1]
         if len(lines) != self.manifest["lists"].get(name):
             raise BadInput(
                 f"{self.folder / name}.txt has {len(lines)} lines, not as many as were written; import again."

@@ -29,7 +29,8 @@ def files_of(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, B
     if not path.exists():
         raise BadInput(f"{path} does not exist; give a folder, an archive or a file.")
     with _told_damage(path):
-        for name, content in _files(path, path.name, wanted):
+        # a Mac packs a file of its own beside each, with the same ending
+        for name, content in _files(path, path.name, lambda name: not base(name).startswith("._") and wanted(name)):
             yield name, BufferedReader(_Content(content, path))
 
 
@@ -120,7 +121,7 @@ def lines_of(file: BufferedIOBase, name: str) -> Iterator[tuple[int, str]]:
 def json_of(file: BufferedIOBase, name: str) -> Any:
     """A JSON file; what is wrong with it is said with its line."""
     try:
-        return json.loads(file.read().decode("utf-8"))
+        return json.loads(file.read().decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise MalformedFile(name, error.object[: error.start].count(b"\n") + 1, "the text is not UTF-8") from None
     except json.JSONDecodeError as error:
