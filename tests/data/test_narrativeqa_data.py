@@ -46,6 +46,23 @@ def test_both_published_forms_hold_the_same_questions(dumps: Summaries, tmp_path
     assert dumps.numbers("train") == []
 
 
+def test_questions_without_a_summary_are_left_out_and_counted(tmp_path: Path) -> None:
+    write_narrativeqa(tmp_path / "csv", form="csv")
+    file = tmp_path / "csv" / "summaries.csv"
+    header, *rows = file.read_text().splitlines(keepends=True)
+    assert import_narrativeqa([tmp_path / "csv"], tmp_path / "whole")["questions_without_summary"] == 0
+    file.write_text("".join([header, *rows[2:]]))
+    assert import_narrativeqa([tmp_path / "csv"], tmp_path / "less")["questions_without_summary"] == 8
+
+
+def test_a_mark_of_byte_order_belongs_to_no_file(dumps: Summaries, tmp_path: Path) -> None:
+    """As some editors write it before the first character, in JSON as in csv."""
+    file = tmp_path / "raw" / "dev.json"
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    import_narrativeqa([tmp_path / "raw"], tmp_path / "again")
+    assert texts(Summaries(tmp_path / "again"), "valid") == texts(dumps, "valid")
+
+
 def test_no_question_is_there_twice_where_several_files_ask_it(dumps: Summaries, tmp_path: Path) -> None:
     """Twice the right answer among the candidates, and neither could be told from the other."""
     write_narrativeqa(tmp_path / "csv", form="csv")

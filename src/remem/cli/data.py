@@ -143,6 +143,8 @@ def _print_facts(manifest: dict[str, Any]) -> None:
     for name in ("stream", "counts", "videos", "num_items", "sources"):
         if name in manifest:
             print(f"{name:<10} {json.dumps(manifest[name])}")
+    if lost := manifest.get("questions_without_summary"):
+        print(f"left out   {lost} questions about documents without a summary")
 
 
 def _print_manifest(manifest: dict[str, dict[str, object]]) -> None:

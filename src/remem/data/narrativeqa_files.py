@@ -1,7 +1,7 @@
 """NarrativeQA's files to prepared data: `remem data import PATH --task narrativeqa`.
 
-Read are the official `summaries.csv`, `qaps.csv` and `documents.csv`, and dumps of one JSON list a split (`dev.json`,
-`test.json`: a question with its summary an entry). Both hold their text already cut into words, which are kept but for
+Read are the official `summaries.csv` and `qaps.csv`, and dumps of one JSON list a split (`dev.json`, `test.json`: a
+question with its summary an entry). Both hold their text already cut into words, which are kept but for
 the case of letters. Summaries without words (raw text) and stories of FairytaleQA become unlabelled documents, cut into
 words by `remem.data.words`.
 """
@@ -78,7 +78,8 @@ def import_narrativeqa(paths: Sequence[Path], folder: Path) -> dict[str, Any]:
                 del documents[identity]
     with replacing(folder) as writer:
         counts = _write(writer, documents)
-        return writer.finish("narrativeqa", counts=counts, sources=kept)
+        without = sum(len(questions) for identity, questions in asked.items() if identity not in documents)
+        return writer.finish("narrativeqa", counts=counts, sources=kept, questions_without_summary=without)
 
 
 def _is_ours(name: str) -> bool:
