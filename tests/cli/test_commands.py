@@ -99,6 +99,13 @@ def test_what_can_be_refused_without_torch_is_refused_before_it_is_loaded(
     assert said in done.stderr
 
 
+def test_the_list_of_presets_tells_each_task_apart_from_its_methods(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train"]) == 0
+    said = capsys.readouterr().out
+    for task in {name.partition("/")[0] for name in PRESETS}:
+        assert re.search(rf"^  {task} +rm-", said, flags=re.MULTILINE), task
+
+
 def test_a_presets_help_shows_its_fields_with_the_papers_symbols(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         run("train", "synthetic/rm", "--help")

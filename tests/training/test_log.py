@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+from io import StringIO
+
 import pytest
+from rich.console import Console
 
 from remem.training import log as module
 from remem.training.log import StageLog, rate
@@ -39,11 +43,30 @@ def test_where_there_is_no_bar_a_line_tells_every_so_often_how_far_a_run_is(
     ]
 
 
-def test_a_line_of_figures_is_one_line_however_long(capsys: pytest.CaptureFixture[str]) -> None:
-    with StageLog("rm", total=2) as log:
-        log.validation(1, {f"every_auc_over_{number}": 50.0 for number in range(20)}, best=False)
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
 def test_slow_steps_are_told_in_seconds_a_step() -> None:
     assert (rate(12.34), rate(1.0), rate(0.05)) == ("12.3 steps/s", "1.0 steps/s", "20.0 s/step")
+
+
+def test_without_a_terminal_a_validation_is_one_line_however_long(capsys: pytest.CaptureFixture[str]) -> None:
+    with StageLog(TITLE, total=2) as log:
+        log.scalars(1, {"loss": 0.5})
+        log.validation(1, {f"metric_{number}": 12.5 for number in range(10)}, best=True)
+        log.note(f"{TITLE}: going on " * 5)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert lines[0].endswith("metric_9 12.50  (best)")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_narrow_terminal_still_shows_steps_rate_and_time_left_on_one_line(width: int) -> None:
+    with StageLog(TITLE, total=2000, quiet=True) as log:
+        for seconds, step in ((0.0, 1900), (2.0, 1929)):
+            log.bar.get_time = partial(float, seconds)
+            log.step(step)
+        log.scalars(1929, {"loss": 0.5})
+        log.validation(1929, {"early": 12.5, "later": 12.5, "accuracy": 12.5}, best=True)
+        screen = Console(width=width, force_terminal=True, color_system=None, record=True, file=StringIO())
+        screen.print(log.bar.get_renderable())
+    line, *more = screen.export_text().splitlines()
+    assert not more
+    assert "1929/2000 14.5 steps/s left 0:00:05" in line

@@ -283,12 +283,13 @@ def list_presets() -> str:
         methods.setdefault(task, []).append(method)
     shared = [method for method in next(iter(methods.values())) if all(method in own for own in methods.values())]
     lines = {"all tasks": shared} | {task: [m for m in own if m not in shared] for task, own in methods.items()}
+    width = max(map(len, lines)) + 2
     return "\n".join(
         fill(
             ", ".join(own) or "no others",
             112,
-            initial_indent=f"  {task:<15} ",
-            subsequent_indent=" " * 18,
+            initial_indent=f"  {task:<{width}}",
+            subsequent_indent=" " * (width + 2),
             break_on_hyphens=False,
         )
         for task, own in lines.items()

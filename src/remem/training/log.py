@@ -11,9 +11,22 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Column
 from rich.text import Text
 
 LINE_SECONDS = 60.0  # how often a line tells how far a run is, where there is no bar
+
+
+class _Shortened(TextColumn):
+    """Text that gives way where the terminal is narrow: it loses its end, and stays on one line."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, markup=False, table_column=Column())
+
+    def render(self, task: Task) -> Text:
+        text = super().render(task)
+        text.no_wrap, text.overflow = True, "ellipsis"
+        return text
 
 
 class _Rate(ProgressColumn):
@@ -36,13 +49,14 @@ class StageLog:
         # a title like rm[model.reasoner.dropout=0.1] is no style of Rich's
         self.console = Console(quiet=quiet, stderr=True, markup=False)
         columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            _Rate(),
+            _Shortened("{task.description}"),
+            BarColumn(bar_width=20),
+            # how far it is and how long it takes are told whole, whatever the width
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            _Rate(table_column=Column(no_wrap=True)),
             TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
+            _Shortened("{task.fields[note]}"),
         )
         self.bar = Progress(*columns, console=self.console, disable=quiet or not self.console.is_terminal)
         self.task = self.bar.add_task(title, total=total, completed=start, note="")
@@ -88,7 +102,7 @@ class StageLog:
 
     def note(self, text: str) -> None:
         """A sentence above the bar."""
-        self.console.print(text, highlight=False)
+        self.console.print(text, highlight=False, soft_wrap=True)
 
     def _line(self, *parts: str) -> None:
         """One line, however long, for whoever reads a log."""
