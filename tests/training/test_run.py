@@ -9,6 +9,7 @@ import sysconfig
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -328,3 +329,42 @@ def test_auto_picks_a_device_that_exists() -> None:
 def test_a_gpu_that_is_not_there_is_said_to_be_missing() -> None:
     with pytest.raises(BadInput, match="no CUDA device"):
         pick_device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("facts", "fresh", "train", "said"),
+    [
+        (24, (), {}, "other items or answers"),
+        (12, ("nose",), {}, "no part 'nose'"),
+        (12, (), {"only": ("nose",)}, "no part 'nose'"),
+        (12, (), {"optimizer": "rmsprop", "weight_decay": 0.1}, "no decoupled weight decay"),
+        (12, (), {"focus": 10.0}, "nothing to focus on"),
+        (12, (), {"lead": ("early",)}, "need a focus above 0"),
+    ],
+)
+def test_what_the_second_stage_can_not_do_is_refused_before_the_first(
+    facts: int,
+    fresh: tuple[str, ...],
+    train: dict[str, Any],
+    said: str,
+    tiny_model: Path,
+    tiny_run: Run,
+    tmp_path: Path,
+) -> None:
+    run = replace(
+        tiny_run,
+        task=replace(tiny_run.task, num_facts=facts),
+        model=replace(tiny_run.model, weights_from=tiny_model, fresh=fresh),
+        train=replace(tiny_run.train, **train),
+    )
+    with pytest.raises(BadInput, match=said):
+        Trainer(run, tmp_path / "run", device=CPU, quiet=True).train()
+    # no sampler was trained, and the folder is free for another try
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_can_not_be_rehearsed_alone_is_refused_before_the_first_stage(tiny_run: Run, tmp_path: Path) -> None:
+    run = replace(tiny_run, pretrain=replace(tiny_run.train, steps=2))
+    with pytest.raises(BadInput, match="can't be trained before it answers"):
+        Trainer(run, tmp_path / "run", device=CPU, quiet=True).train()
+    assert not (tmp_path / "run").exists()

@@ -203,16 +203,10 @@ def _lead_has_failed(progress: Progress, settings: TrainSettings) -> bool:
     return _found(progress.history, _stages(settings)[0], settings, progress.began) is None
 
 
-def _batches(
-    train: Split,
-    settings: TrainSettings,
-    seed: int,
-    progress: Progress,
-    part_errors: PartErrors | None,
-    part_names: tuple[str, ...],
-    missed: Missed | None,
-) -> Iterator[tuple[int, Tensor]]:
-    """Endless (bucket, rows) from where the run stands; what is focused on changes with every validation."""
+def refuse_focus(
+    train: Split, settings: TrainSettings, part_errors: PartErrors | None, part_names: tuple[str, ...]
+) -> None:
+    """Say what of the focus, or of the lead, this task or these settings have no use for."""
     if settings.lead and not settings.focus:
         raise BadInput(
             f"Parts that come first ({', '.join(settings.lead)}) need a focus above 0, by which others follow."
@@ -227,7 +221,7 @@ def _batches(
             f"Parts that come first can't have {settings.lead_share:g} of the streams; give a share above 0, up to 1."
         )
     if not settings.focus:
-        yield from training_batches(train, settings.batch_size, seed, progress.step)
+        return
     if part_errors is None:
         raise BadInput("This task has no parts whose errors are told apart, so nothing to focus on; give a focus of 0.")
     present = {part_names[part] for bucket in train.buckets for part in bucket.query.part[:, 0].unique().tolist()}
@@ -235,6 +229,22 @@ def _batches(
     if strange:
         known = ", ".join(name for name in part_names if name in present)
         raise BadInput(f"There is no part {strange[0]!r} to begin with; what is trained on has {known}.")
+
+
+def _batches(
+    train: Split,
+    settings: TrainSettings,
+    seed: int,
+    progress: Progress,
+    part_errors: PartErrors | None,
+    part_names: tuple[str, ...],
+    missed: Missed | None,
+) -> Iterator[tuple[int, Tensor]]:
+    """Endless (bucket, rows) from where the run stands; what is focused on changes with every validation."""
+    refuse_focus(train, settings, part_errors, part_names)
+    if not settings.focus:
+        yield from training_batches(train, settings.batch_size, seed, progress.step)
+    assert part_errors is not None  # or it would have been refused
     while True:
         turn, skip = divmod(progress.step, settings.eval_every)
         start = turn * settings.eval_every

@@ -42,8 +42,9 @@ from remem.tasks.base import Metrics, Task
 from remem.tasks.load import load_task
 from remem.training.evaluate import evaluate
 from remem.training.log import StageLog
-from remem.training.loop import Clock, fit
+from remem.training.loop import Clock, fit, refuse_focus
 from remem.training.objective import DirectObjective, MemoryObjective, RehearsalObjective, make_objective
+from remem.training.optimizer import make_optimizer
 from remem.training.record import code_version, make_record
 
 Precision = Literal["float32", "bf16"]
@@ -147,13 +148,23 @@ class Trainer:
                 f"it ends after {self.run.train.rehearse_for} steps; give --train.rehearse-for None, or another "
                 "--train.only."
             )
-        with torch.random.fork_rng(devices=[]):  # what can't be built is refused before stage one, which takes long
-            build_model(self.run.model, self.task.codec)
-        for name in ("valid", "test"):  # nor is it found out after training that there is nothing to test on
-            self.load(name)
+        self._refuse_before_stage_one()
         self.folder.mkdir(parents=True, exist_ok=True)
         with _alone_in(self.folder):
             return self._train(resume)
+
+    def _refuse_before_stage_one(self) -> None:
+        """What the later stages can't do with this model and this data: stage one takes long."""
+        settings = self.run.train
+        with torch.random.fork_rng(devices=[]):
+            model = build_model(self.run.model, self.task.codec)
+        self._take_weights(model)
+        _train_only(model, settings.only)
+        make_optimizer(list(model.parameters()), settings)
+        self._refuse_pretraining(model)
+        refuse_focus(self.split("train"), settings, self.task.part_errors, self.task.part_names)
+        for name in ("valid", "test"):  # without them there would be nothing to choose by, or to report
+            self.load(name)
 
     def _train(self, resume: bool) -> tuple[Model, dict[str, Any]]:
         write_file(self.folder / CONFIG_FILE, json.dumps(to_json(self.run), indent=1).encode())
@@ -252,16 +263,21 @@ class Trainer:
             "steps": cost.get("steps"), "seconds": cost.get("train_seconds"),
         }  # fmt: skip
 
+    def _refuse_pretraining(self, model: Model) -> None:
+        able = isinstance(model, MemoryModel) and self.run.model.rehearsal.enabled
+        if self.run.pretrain.steps and not (able and self.task.unlabelled):
+            raise BadInput(
+                f"{self.task.name}/{self.run.method} can't be trained before it answers: that takes streams without "
+                "questions and a memory that rehearses; give --pretrain.steps 0."
+            )
+
     def _pretrain(self, model: Model, resume: bool) -> dict[str, Any]:
         """Rehearse the task's streams without questions; chosen by the loss on the validation streams."""
         settings, rehearsal = self.run.pretrain, self.run.model.rehearsal
         if not settings.steps:
             return {}
-        if self.task.unlabelled is None or not isinstance(model, MemoryModel) or not rehearsal.enabled:
-            raise BadInput(
-                f"{self.task.name}/{self.run.method} can't be trained before it answers: that takes streams without "
-                "questions and a memory that rehearses; give --pretrain.steps 0."
-            )
+        assert isinstance(model, MemoryModel)  # or it would have been refused
+        assert self.task.unlabelled
         objective = RehearsalObjective(model, rehearsal)
 
         def validate() -> tuple[float, Metrics]:
