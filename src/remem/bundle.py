@@ -8,8 +8,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +18,8 @@ from torch import Tensor, nn
 
 from remem.build import Model, build_model, build_sampler
 from remem.data.codec import Codec, codec_from_json
-from remem.errors import BadInput, RememError
+from remem.errors import BadInput
+from remem.files import write_file
 from remem.header import MODEL_FILE, model_path, read_header
 from remem.model.sampler import HistorySampler
 from remem.settings.codec import from_json, to_json
@@ -36,29 +35,6 @@ class Bundle(NamedTuple):
     run: Run
     codec: Codec
     fingerprint: str
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Write so that a kill or a power cut leaves either the old file or the new one, whole."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()  # half a file is of no use, and a full disk needs its space
-        raise RememError(
-            f"{path} can't be written ({error.strerror}; {len(data):,} bytes); what was there before is kept. "
-            "Make room, or choose another folder."
-        ) from error
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:

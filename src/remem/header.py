@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from remem.errors import BadInput
 
 MODEL_FILE = "model.safetensors"
+RECORD_FORMAT = 1  # of the JSON record of a run
 
 
 def model_path(model: Path | str) -> Path:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from remem.errors import BadInput
+from remem.errors import BadInput, RememError
 from remem.experiments.paper import PAPER
 from remem.experiments.presets import PRESETS
 from remem.experiments.records import publish, read_record, read_records
@@ -139,16 +141,35 @@ def test_a_published_record_is_found_again_and_replaced_by_the_same_run(tmp_path
     assert read_records(tmp_path, "synthetic") == []
 
 
+def test_a_record_that_can_not_be_written_leaves_the_one_before_it_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = publish(record("rm", 0, 1.0), tmp_path)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RememError, match="can't be written"):
+        publish(record("rm", 0, 2.0), tmp_path)
+    assert read_record(path)["metrics"]["test"]["error"] == 1.0
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
         ("{", "readable"),
         (json.dumps({"task": "babi"}), "lacks 'format'"),
         (json.dumps(record("rm", 0, 1.0, code={"commit": None})), "names no commit"),
+        (json.dumps(record("rm", 0, 1.0, code=None)), "names no commit"),
+        (json.dumps(record("rm", 0, 1.0, format=2)), "has the format 2; this version of remem reads 1"),
+        ("3", "expected a JSON object"),
+        ("\xff{}", "readable"),
     ],
 )
 def test_a_record_that_proves_nothing_is_refused(content: str, said: str, tmp_path: Path) -> None:
     path = tmp_path / "r.json"
-    path.write_text(content)
+    path.write_text(content, encoding="latin-1")
     with pytest.raises(BadInput, match=said):
         read_record(path)

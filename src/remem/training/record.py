@@ -15,14 +15,13 @@ import torch
 from torch import nn
 
 from remem.data.dataset import Split
+from remem.header import RECORD_FORMAT
 from remem.model.assembly import FOR_TRAINING, MemoryModel
 from remem.settings.codec import to_json
 from remem.settings.run import Run
 from remem.tasks.base import Tally, Task, plain
 from remem.training.checkpoint import Progress
 from remem.training.query_cost import query_cost
-
-FORMAT = 1
 
 
 def make_record(
@@ -47,7 +46,7 @@ def make_record(
     trained = progress.made_on or here
     moved = {"tested_on": here} if here["device"] != trained["device"] else {}
     return {
-        "format": FORMAT,
+        "format": RECORD_FORMAT,
         "task": task.name,
         "method": run.method,
         "seed": run.seed,

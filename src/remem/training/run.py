@@ -27,10 +27,10 @@ from remem.bundle import (
     save_bundle,
     save_sampler,
     weights_of,
-    write_file,
 )
 from remem.data.dataset import Split, evaluation_batches
 from remem.errors import BadInput
+from remem.files import write_file
 from remem.model.assembly import FOR_TRAINING, MemoryModel
 from remem.model.sampler import HistorySampler, RandomSampler, Sampler
 from remem.settings.baselines import DMSDNCSettings, DNCSettings, MIMNSettings, NativeWordSettings, NUTMSettings
