@@ -157,6 +157,8 @@ def test_reduced_rivals_have_the_slots_and_the_schedule_of_rm() -> None:
         (["synthetic-small", "--over", "task.name", "babi"], "can't be told apart"),
         (["synthetic-small", "--over", "model.machine.num_slotz", "4"], "Nearest: model.machine.num_slots,"),
         (["synthetic-small", "--over", "model.machine", "4"], "has no setting 'model.machine'"),
+        # refused before the four slots are trained, which takes minutes
+        (["synthetic-small", "--over", "K", "4", "0"], "--model.machine.num-slots is 0; expected at least 1"),
         (["synthetic-small", "--over", "K", "--table"], "no records of synthetic-small over model.machine.num_slots"),
     ],
 )

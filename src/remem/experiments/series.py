@@ -16,6 +16,7 @@ from typing import Any
 from remem.errors import BadInput
 from remem.experiments.records import publish, read_records
 from remem.experiments.variation import check_same, leaves
+from remem.settings.bounds import refuse_nonsense
 from remem.settings.run import Run
 
 # what a history sampler is made of and trained on; all else may differ between runs that share one
@@ -39,6 +40,7 @@ class Series:
         waiting: list[Run] = []
         # all refusals come before anything is spent
         for run in runs:
+            refuse_nonsense(run)
             self._check_folder(run)
             record = records.get((run.method, run.seed))
             if record is not None:
@@ -65,7 +67,7 @@ class Series:
             return
         try:
             config = json.loads(path.read_text())
-        except json.JSONDecodeError as error:
+        except ValueError as error:  # no JSON, or no text at all
             raise BadInput(f"{path} is damaged ({error}).") from None
         check_same(run, config, str(folder))
 
