@@ -294,6 +294,13 @@ def test_a_finished_run_is_never_trained_over(here: Path, capsys: pytest.Capture
     assert (here / "model" / "model.safetensors").read_bytes() == before
 
 
+def test_a_configuration_that_is_no_text_is_called_damaged(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "run").mkdir()
+    (here / "run" / "config.json").write_bytes(b"\xff\xfe")
+    assert main(["train", "--resume", "run"]) == 2
+    assert "config.json is damaged" in capsys.readouterr().err
+
+
 def test_resume_and_from_repeat_the_same_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("train", "synthetic/rm-random-sampler", *TINY, "--out", "model") == 0
     assert run("train", "--resume", "model", "--device", "cpu") == 0

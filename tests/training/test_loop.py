@@ -330,3 +330,25 @@ def test_rehearsal_without_a_sampler_is_refused(tiny_run: Run) -> None:
     model = build_model(tiny_run.model, load_task(tiny_run.task).codec)
     with pytest.raises(BadInput, match="sampler"):
         MemoryObjective(model, tiny_run.model.rehearsal, None)
+
+
+@pytest.mark.parametrize(
+    ("added", "left_out", "said"),
+    [
+        ({"newer": 1}, "", "does not know \\('newer'\\)"),
+        ({}, "best_score", "no 'best_score'"),
+        ({}, "random.cpu", "no state of the random numbers"),
+    ],
+)
+def test_a_checkpoint_that_is_newer_or_not_whole_is_refused_with_a_sentence(
+    added: dict[str, int], left_out: str, said: str, tmp_path: Path
+) -> None:
+    model, path = nn.Linear(2, 2), tmp_path / "checkpoint.safetensors"
+    optimizer = torch.optim.AdamW(model.parameters())
+    best = {name: value.detach().clone() for name, value in weights_of(model).items()}
+    save_checkpoint(path, model, best, optimizer, Progress())
+    tensors, info = load_tensors(path)
+    kept = {name: value for name, value in tensors.items() if name != left_out}
+    save_tensors(path, kept, {name: value for name, value in (info | added).items() if name != left_out})
+    with pytest.raises(BadInput, match=said):
+        load_checkpoint(path, model, optimizer)

@@ -156,9 +156,10 @@ def _again(folder: Path, argv: list[str], *, resume: bool) -> None:
     if not path.exists():
         raise BadInput(f"{folder} holds no run: there is no config.json in it.")
     try:
-        run = from_json(Run, json.loads(path.read_text()))
-    except json.JSONDecodeError as error:
+        config = json.loads(path.read_text())
+    except ValueError as error:  # no JSON, or no text at all
         raise BadInput(f"{path} is damaged ({error}).") from None
+    run = from_json(Run, config)
     options = parse(run, argv, f"remem train {'--resume' if resume else '--from'} {folder}")
     if resume:
         if options != replace(parse(run, [], ""), device=options.device, results=options.results):

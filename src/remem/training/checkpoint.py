@@ -6,7 +6,7 @@ Written whole or not at all, so after a kill the previous one is there, and a re
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -67,7 +67,13 @@ def load_checkpoint(
     path: Path, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[Progress, dict[str, Tensor], dict[str, Tensor]]:
     """Put a stage back where it stood; returns its counters, its best weights, and what is known of the streams."""
-    tensors, info = load_tensors(path, "step", "history")
+    tensors, info = load_tensors(path, "step", "history", "best_score")
+    if strange := sorted(info.keys() - {each.name for each in fields(Progress)}):
+        raise BadInput(
+            f"{path} says what this version of remem does not know ({strange[0]!r}); go on with a newer one."
+        )
+    if "random.cpu" not in tensors:
+        raise BadInput(f"{path} holds no state of the random numbers, so that no run can go on from it; it is damaged.")
     kind = _kind(optimizer)
     for other in _KEPT.keys() - {kind}:
         if _under(f"{other}.", tensors):
