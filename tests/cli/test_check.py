@@ -98,3 +98,13 @@ def test_what_is_no_memory_is_refused(memory: str, said: str, capsys: pytest.Cap
 def test_sizes_that_the_checks_do_not_fit_are_refused(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "synthetic/rm", *given]) == 2
     assert "can't be checked" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", [["--num-slots", "0"], ["--num-slots", "-3"], ["--segments", "1"]])
+def test_counts_out_of_their_range_are_refused_before_any_check(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "synthetic/dnc", "--no-recall", *given]) == 2
+    said = capsys.readouterr()
+    assert f"{given[0]} is {given[1]}; expected at least" in said.err
+    assert not said.out

@@ -57,6 +57,10 @@ def main(argv: list[str]) -> None:
             f"Items {options.item_dim} wide in segments of {options.segment_len} can't be checked; expected a width of "
             f"at least 1, and --segment-len {items} or more, as long as the segments that are written."
         )
+    if options.num_slots is not None and options.num_slots < 1:
+        raise BadInput(f"--num-slots is {options.num_slots}; expected at least 1.")
+    if options.segments < 2:
+        raise BadInput(f"--segments is {options.segments}; expected at least 2, of which a stream could grow.")
     import torch
 
     from remem.checks.memorizer import CHECKS, check_endless
