@@ -26,6 +26,7 @@ from remem.settings.codec import from_json, to_json
 from remem.settings.run import Run
 
 SAMPLER_FILE = "sampler.safetensors"
+DIGEST = "sha256"
 
 
 class Bundle(NamedTuple):
@@ -40,7 +41,8 @@ class Bundle(NamedTuple):
 def save_tensors(path: Path, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
     """Tensors, and JSON values in the file's own header."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_file(path, save(plain, metadata={"remem": json.dumps(info)}))
+    info = json.loads(json.dumps(info))  # as it will be read
+    write_file(path, save(plain, metadata={"remem": json.dumps(info | {DIGEST: _digest(plain, info)})}))
 
 
 def load_tensors(path: Path, *required: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -48,7 +50,25 @@ def load_tensors(path: Path, *required: str) -> tuple[dict[str, Tensor], dict[st
     info = read_header(path, *required)
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    # a file from before there was a digest has none
+    if info.pop(DIGEST, None) not in (None, _digest(tensors, info)):
+        raise BadInput(f"{path} is not as it was saved: a byte of it has changed; take a copy that is whole.")
     return tensors, info
+
+
+def _digest(tensors: dict[str, Tensor], info: dict[str, Any]) -> str:
+    """SHA-256 of all that a file says."""
+    digest = hashlib.sha256(json.dumps(info, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        _add(digest, name, tensor)
+    return digest.hexdigest()
+
+
+def _add(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
+    """Name, type, shape and bytes."""
+    plain = tensor.detach().cpu().contiguous()
+    digest.update(f"{name} {plain.dtype} {tuple(plain.shape)};".encode())
+    digest.update(plain.flatten().view(torch.uint8).numpy().data)
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:
@@ -73,8 +93,7 @@ def fingerprint_of(module: nn.Module) -> str:
     """SHA-256 of names, shapes and bytes of all weights: a memory means nothing to other weights."""
     digest = hashlib.sha256()
     for name, parameter in sorted(weights_of(module).items()):
-        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)};".encode())
-        digest.update(parameter.detach().cpu().contiguous().numpy().tobytes())
+        _add(digest, name, parameter)
     return digest.hexdigest()[:16]
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import resource
 from dataclasses import replace
 from pathlib import Path
@@ -105,11 +106,41 @@ def test_a_damaged_file_is_refused_with_a_sentence(tmp_path: Path, damage: str) 
         load_bundle(tmp_path)
 
 
+@pytest.mark.parametrize("place", ["a number", "a setting"])
+def test_whatever_is_altered_on_disk_is_noticed(tmp_path: Path, place: str) -> None:
+    path = tmp_path / "own.safetensors"
+    kept = {"weight": torch.zeros(3), "flag": torch.tensor(True), "half": torch.ones(2, dtype=torch.bfloat16)}
+    said = {"keep_bias": 5.0, "names": ("a", "b"), "at": {10: 1, 9: 2}}
+    save_tensors(path, kept, said)
+    tensors, info = load_tensors(path, "keep_bias")
+    assert all(torch.equal(tensors[name], value) for name, value in kept.items())
+    assert info == {"keep_bias": 5.0, "names": ["a", "b"], "at": {"10": 1, "9": 2}}
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]) if place == "a number" else data.replace(b"5.0", b"1.0"))
+    with pytest.raises(BadInput, match="a byte of it has changed"):
+        load_tensors(path, "keep_bias")
+
+
+def test_a_file_from_before_there_was_a_digest_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "older.safetensors"
+    save_file({"weight": torch.ones(2)}, path, metadata={"remem": '{"step": 3}'})
+    assert load_tensors(path, "step")[1] == {"step": 3}
+
+
 def test_a_weight_altered_on_disk_is_noticed(tmp_path: Path) -> None:
     save_bundle(tmp_path, make_model(RM), RUN, CODEC)
-    data = bytearray((tmp_path / MODEL_FILE).read_bytes())
-    data[-1] ^= 1
-    (tmp_path / MODEL_FILE).write_bytes(bytes(data))
+    path = tmp_path / MODEL_FILE
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(BadInput, match="a byte of it has changed"):
+        load_bundle(tmp_path)
+
+
+def test_a_weight_altered_in_a_file_without_a_digest_is_noticed_by_its_fingerprint(tmp_path: Path) -> None:
+    save_bundle(tmp_path, make_model(RM), RUN, CODEC)
+    tensors, info = load_tensors(tmp_path / MODEL_FILE)
+    tensors["head.classify.bias"][0] += 1
+    save_file(tensors, tmp_path / MODEL_FILE, metadata={"remem": json.dumps(info)})
     with pytest.raises(BadInput, match="fingerprint"):
         load_bundle(tmp_path)
 
