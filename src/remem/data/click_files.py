@@ -230,8 +230,10 @@ def _parquet_columns(name: str, file: BufferedIOBase) -> tuple[Column, Column, A
         raise BadInput(
             "Reading parquet files needs pyarrow: pip install 'remem[data]', or give the log as csv."
         ) from None
+    # pyarrow reads ahead in threads of its own: one that still asks Python for bytes while it exits aborts the process
+    source = pyarrow.BufferReader(file.read())
     try:
-        table = parquet.read_table(pyarrow.PythonFile(file), columns=["user", "item", "time"])
+        table = parquet.read_table(source, columns=["user", "item", "time"])
     except (pyarrow.ArrowException, KeyError, OSError) as error:  # OSError is what damage is told by
         raise BadInput(f"{name} is not a parquet file with the columns user, item and time ({error}).") from None
     if not len(table):
