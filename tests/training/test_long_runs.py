@@ -91,6 +91,14 @@ def test_a_model_is_not_tested_on_a_log_with_items_it_does_not_know(tmp_path: Pa
     known = load_task(settings).codec
     with pytest.raises(BadInput, match="Import the log it was trained on"):
         load_task(settings, replace(known, num_items=known.num_items - 1)).load("test")
+    log = tmp_path / "raw" / "log.csv"
+    _, item, _ = log.read_text().splitlines()[1].split(",")
+    log.write_text(log.read_text().replace(f",{item},", ",another,"))  # as many items, one of another name
+    import_clicks("clicks", [tmp_path / "raw"], tmp_path / "others")
+    with pytest.raises(BadInput, match="have other names"):
+        load_task(replace(settings, data=tmp_path / "others"), known).load("test")
+    with pytest.raises(BadInput, match="holds clicks, not lastfm"):
+        load_task(replace(settings, name="lastfm"))
 
 
 def test_what_a_record_says_depends_on_the_task(tmp_path: Path, shrink: Shrink) -> None:

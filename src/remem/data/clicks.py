@@ -7,6 +7,7 @@ are answers to problems, the target is the problem at p and the label whether it
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -67,10 +68,19 @@ class ClickLog:
         self.prepared = Prepared(folder, "clicks", f"remem data import PATH --task {name}")
         self.events = self.prepared.array("events")
         self.users: Ints = self.prepared.array("users").numpy()
+        if (held := self.prepared.manifest["name"]) != name:
+            raise BadInput(f"{folder} holds {held}, not {name}; give the folder of {name} with --task.data.")
         self.num_items = int(self.prepared.manifest["num_items"])
         self.responses = bool(self.prepared.manifest["responses"])
         arrays = self.prepared.manifest["arrays"]
         self.targets = self.prepared.array("targets").numpy() if "targets" in arrays else None
+
+    @property
+    def item_names(self) -> str | None:
+        """A digest of the items' names, where they have any."""
+        if "items" not in self.prepared.manifest["lists"]:
+            return None
+        return hashlib.sha256("\n".join(self.prepared.lines("items")).encode()).hexdigest()[:16]
 
     def numbers(self, split: str) -> list[int]:
         """Users of a split: those published for testing; of the others every tenth is held out to choose by."""

@@ -214,6 +214,9 @@ class ClickCodec:
     segment_len: int
     num_items: int
     kind: Literal["clicks"] = "clicks"
+    item_names: str | None = None
+    """A digest of the items' names, which tells the numbers of one log from those of another; none where the items were
+    published as numbers."""
 
     segment_per_write = False
     answer_kind = AnswerKind.CLICK

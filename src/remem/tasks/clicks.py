@@ -27,10 +27,10 @@ FEWEST = 20  # an area over fewer questions says nothing
 def click_task(settings: ClickTask, codec: ClickCodec | None = None) -> Task:
     """The prepared log of `settings.folder`; a trained model brings its codec."""
     log = cache(partial(ClickLog, settings.folder, settings.name))
-    own = codec or ClickCodec(segment_len=settings.segment_len, num_items=log().num_items)
+    own = codec or ClickCodec(segment_len=settings.segment_len, num_items=log().num_items, item_names=log().item_names)
 
     def load(split: str) -> Split:
-        _refuse_more_items(log(), settings.folder, own)
+        _refuse_other_items(log(), settings.folder, own)
         loaded = as_split(log(), log().numbers(split), settings, split)
         return replace(loaded, questions=settings.questions) if split == "train" else loaded
 
@@ -117,15 +117,20 @@ def _read(path: Path, settings: ClickTask, codec: ClickCodec) -> Split:
             folder = Path(scratch) / "own"
             import_clicks(settings.name, [path], folder)
         log = ClickLog(folder, settings.name)
-        _refuse_more_items(log, path, codec)
+        _refuse_other_items(log, path, codec)
         users = log.numbers("test") or list(range(len(log.users)))
         return as_split(log, users, settings, "test")
 
 
-def _refuse_more_items(log: ClickLog, path: Path, codec: ClickCodec) -> None:
+def _refuse_other_items(log: ClickLog, path: Path, codec: ClickCodec) -> None:
     """Another log may have taken the place of the one a model was trained on."""
     if log.num_items > codec.num_items:
         raise BadInput(
             f"{path} has items up to {log.num_items - 1}; this model knows {codec.num_items}. "
+            "Import the log it was trained on."
+        )
+    if codec.item_names not in (None, log.item_names):  # a model from before names were noted has none
+        raise BadInput(
+            f"The items of {path} have other names, or other numbers, than those this model was trained on. "
             "Import the log it was trained on."
         )
