@@ -215,6 +215,18 @@ def test_in_one_folder_a_part_gives_way_to_a_whole_file_beside_it_but_not_to_the
     assert answers_in(tmp_path / "second", 3, "train") == ["whole"]
 
 
+def test_archives_of_a_folder_are_opened_and_their_files_are_some_among_the_others(tmp_path: Path) -> None:
+    files = {"en-10k/qa3_c_train.partial.txt": story("part"), "en-10k/qa1_a_train.txt": story("kitchen")}
+    source, both = put(tmp_path / "tasks", files), tmp_path / "both"
+    put(both, {"qa3_c_train_regenerated.txt": story("whole")})
+    archive = archive_of(source, both / "t.tar.gz", list(files))
+    import_babi(both, tmp_path / "babi")
+    assert [answers_in(tmp_path / "babi", task, "train") for task in (1, 3)] == [["kitchen"], ["whole"]]
+    archive.write_bytes(archive.read_bytes()[:-20])
+    with pytest.raises(BadInput, match=r"An archive in .*both is not a sound archive"):
+        import_babi(both, tmp_path / "babi")
+
+
 def test_an_original_file_is_preferred_to_a_regenerated_one_in_any_order(tmp_path: Path) -> None:
     names = ["en-10k/qa3_c_train_regenerated.txt", "en-10k/qa3_c_train.txt"]
     source = put(tmp_path / "tasks", {names[0]: story("ours"), names[1]: story("original")})

@@ -45,6 +45,7 @@ def test_where_there_is_no_bar_a_line_tells_every_so_often_how_far_a_run_is(
 
 def test_slow_steps_are_told_in_seconds_a_step() -> None:
     assert (rate(12.34), rate(1.0), rate(0.05)) == ("12.3 steps/s", "1.0 steps/s", "20.0 s/step")
+    assert (rate(3.0, "stream"), rate(0.5, "stream")) == ("3.0 streams/s", "2.0 s/stream")
 
 
 def test_without_a_terminal_a_validation_is_one_line_however_long(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -50,23 +49,23 @@ def main(argv: list[str]) -> None:
     from remem.tasks.base import plain
     from remem.tasks.load import load_task
     from remem.training.evaluate import evaluate
+    from remem.training.log import StageLog
     from remem.training.run import pick_device
 
     device = pick_device(options.device)
     bundle = load_bundle(options.model)
     task = load_task(bundle.run.task, bundle.codec)
     split = (task.load("test") if options.data is None else task.read(options.data)).to(device)
-    total, seen = len(split), 0
+    seen = 0
 
     def progress(done: int) -> None:
         nonlocal seen
         seen = done
-        if sys.stderr.isatty():
-            print(f"\r{done} of {total} streams", end="" if done < total else "\n", file=sys.stderr, flush=True)
+        log.step(done)
 
-    tally = evaluate(
-        bundle.model.to(device), split, batch_size=options.batch_size, limit=options.limit, progress=progress
-    )
+    title, model = f"{task.name}/{bundle.run.method}", bundle.model.to(device)
+    with StageLog(title, total=min(len(split), options.limit or len(split)), unit="stream") as log:
+        tally = evaluate(model, split, batch_size=options.batch_size, limit=options.limit, progress=progress)
     metrics = task.metrics(tally)
     # they are of the task's own test streams, and say nothing about others
     beside = task.beside() if options.data is None else {}
@@ -87,6 +86,6 @@ def main(argv: list[str]) -> None:
             )
         )
         return
-    print(f"{task.name}/{bundle.run.method}, {tally.questions} questions on {seen} streams")
+    print(f"{title}, {tally.questions} questions on {seen} streams")
     for name, value in (metrics | beside).items():
         print(f"{name:<20} {value:8.2f}")

@@ -26,6 +26,7 @@ _NAME = re.compile(r"^qa(\d{1,2})_(?:.*_)?(train|valid|test)(\.partial|_regenera
 # The original archive holds several editions. The paper's is en-10k, and en-valid-10k adds its validation stories; a
 # user with only the 1k edition gets that one. Hindi and shuffled editions are never mixed in.
 _EDITIONS = ("en-10k", "en-valid-10k", "", "en", "en-valid")
+_ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
 MANIFEST = "manifest.json"
 Checked = tuple[bytes, dict[str, Any]]  # a sound file, and its entry in the manifest
 
@@ -69,10 +70,12 @@ def _unpack(data: bytes, name: str) -> bytes:
 
 
 def _sources(path: Path) -> Iterator[_Source]:
-    """Every bAbI file below a folder, inside an archive (tar or zip), or the single file itself."""
+    """Every bAbI file below a folder and in the archives there, inside an archive (tar or zip), or the file itself."""
     if path.is_dir():
-        for file in sorted(path.rglob("qa*")):
-            if source := _source(PurePosixPath(file.relative_to(path.parent).as_posix()), file.read_bytes):
+        for file in sorted(each for each in path.rglob("*") if each.is_file()):
+            if file.name.endswith(_ARCHIVES):
+                yield from _sources(file)
+            elif source := _source(PurePosixPath(file.relative_to(path.parent).as_posix()), file.read_bytes):
                 yield source
     elif tarfile.is_tarfile(path):
         with tarfile.open(path) as archive:
@@ -131,7 +134,8 @@ def _checked(path: Path) -> dict[tuple[int, str], Checked]:
     except (
         tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, zlib.error, lzma.LZMAError, RuntimeError,
     ) as error:  # fmt: skip
-        raise BadInput(f"{path} is not a sound archive ({error}); nothing was imported.") from None
+        which = f"An archive in {path}" if path.is_dir() else str(path)
+        raise BadInput(f"{which} is not a sound archive ({error}); nothing was imported.") from None
     if not best:
         raise BadInput(f"{path} holds no bAbI file; expected names such as qa1_single-supporting-fact_train.txt.")
     return {key: _check(source) for key, source in sorted(best.items())}

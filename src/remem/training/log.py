@@ -1,4 +1,4 @@
-"""What a person watches while a run goes on: a progress bar, lines where there is no terminal, TensorBoard."""
+"""What a person watches while a run or a test goes on: a bar, lines where there is no terminal, TensorBoard."""
 
 from __future__ import annotations
 
@@ -30,22 +30,33 @@ class _Shortened(TextColumn):
 
 
 class _Rate(ProgressColumn):
+    def __init__(self, unit: str) -> None:
+        super().__init__(table_column=Column(no_wrap=True))
+        self.unit = unit
+
     def render(self, task: Task) -> Text:
-        return Text(rate(task.speed) if task.speed else "", style="progress.data.speed")
+        return Text(rate(task.speed, self.unit) if task.speed else "", style="progress.data.speed")
 
 
-def rate(speed: float) -> str:
+def rate(speed: float, unit: str = "step") -> str:
     """Steps a second, or seconds a step of those that take longer than one."""
-    return f"{speed:.1f} steps/s" if speed >= 1 else f"{1 / speed:.1f} s/step"
+    return f"{speed:.1f} {unit}s/s" if speed >= 1 else f"{1 / speed:.1f} s/{unit}"
 
 
 class StageLog:
-    """Progress of one training stage."""
+    """Progress of one training stage, or of a test."""
 
     def __init__(
-        self, title: str, *, total: int, start: int = 0, folder: Path | None = None, quiet: bool = False
+        self,
+        title: str,
+        *,
+        total: int,
+        start: int = 0,
+        folder: Path | None = None,
+        quiet: bool = False,
+        unit: str = "step",
     ) -> None:
-        self.title = title
+        self.title, self.unit = title, unit
         # a title like rm[model.reasoner.dropout=0.1] is no style of Rich's
         self.console = Console(quiet=quiet, stderr=True, markup=False)
         columns = (
@@ -53,7 +64,7 @@ class StageLog:
             BarColumn(bar_width=20),
             # how far it is and how long it takes are told whole, whatever the width
             MofNCompleteColumn(table_column=Column(no_wrap=True)),
-            _Rate(table_column=Column(no_wrap=True)),
+            _Rate(unit),
             TextColumn("left"),
             TimeRemainingColumn(table_column=Column(no_wrap=True)),
             _Shortened("{task.fields[note]}"),
@@ -83,7 +94,7 @@ class StageLog:
         if self.bar.disable and seconds >= LINE_SECONDS:
             speed, self._told = (step - before) / seconds, (step, since + seconds)
             left = timedelta(seconds=round((self._total - step) / speed))
-            self._line(f"{step} of {self._total}", self._loss, rate(speed), f"{left} left")
+            self._line(f"{step} of {self._total}", self._loss, rate(speed, self.unit), f"{left} left")
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Training figures, every so often."""
@@ -106,7 +117,8 @@ class StageLog:
 
     def _line(self, *parts: str) -> None:
         """One line, however long, for whoever reads a log."""
-        self.console.print(f"{self.title}  step {'  '.join(filter(None, parts))}", highlight=False, soft_wrap=True)
+        told = "  ".join(filter(None, parts))
+        self.console.print(f"{self.title}  {self.unit} {told}", highlight=False, soft_wrap=True)
 
     def _show(self) -> None:
         self.bar.update(self.task, note=f"{self._loss}  {self._valid}")
