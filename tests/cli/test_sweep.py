@@ -160,6 +160,7 @@ def test_reduced_rivals_have_the_slots_and_the_schedule_of_rm() -> None:
         # refused before the four slots are trained, which takes minutes
         (["synthetic-small", "--over", "K", "4", "0"], "--model.machine.num-slots is 0; expected at least 1"),
         (["synthetic-small", "--over", "K", "--table"], "no records of synthetic-small over model.machine.num_slots"),
+        (["synthetic-small", "--over", "luck", "--table"], "has no setting 'luck'"),
     ],
 )
 def test_bad_input_gets_a_sentence_and_exit_code_2(
