@@ -10,7 +10,6 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -110,13 +109,12 @@ class Trainer:
         # who goes on from a model speaks its words
         trained = load_bundle(run.model.weights_from) if run.model.weights_from and task is None else None
         self.task = task or load_task(run.task, trained.codec if trained else None)
-        self.load = cache(self.task.load)
         self.splits: dict[str, Split] = {}
 
     def split(self, name: str) -> Split:
         """A split on the run's device, loaded once."""
         if name not in self.splits:
-            self.splits[name] = self.load(name).to(self.device)
+            self.splits[name] = self.task.load(name).to(self.device)
         return self.splits[name]
 
     def train(self, *, resume: bool = False) -> tuple[Model, dict[str, Any]]:
@@ -164,7 +162,7 @@ class Trainer:
         self._refuse_pretraining(model)
         refuse_focus(self.split("train"), settings, self.task.part_errors, self.task.part_names)
         for name in ("valid", "test"):  # without them there would be nothing to choose by, or to report
-            self.load(name)
+            self.split(name)
 
     def _train(self, resume: bool) -> tuple[Model, dict[str, Any]]:
         write_file(self.folder / CONFIG_FILE, json.dumps(to_json(self.run), indent=1).encode())
