@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import sysconfig
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +29,7 @@ from remem.tasks.base import Metrics
 from remem.tasks.load import load_task
 from remem.training.evaluate import evaluate
 from remem.training.record import code_version
-from remem.training.run import Trainer, pick_device, settled
+from remem.training.run import RECORD_FILE, Trainer, pick_device, settled
 
 CPU = torch.device("cpu")
 
@@ -234,6 +235,18 @@ def test_a_folder_is_trained_in_by_one_process_at_a_time(tiny_run: Run, tmp_path
     os.close(other)
     Trainer(run, tmp_path, device=CPU, quiet=True).train(resume=True)
     assert (tmp_path / "record.json").exists()
+
+
+@pytest.mark.parametrize("damage", ["no json", "[1]", '{"cost": 3}'])
+def test_a_record_that_is_none_beside_the_weights_to_go_on_from_is_refused(
+    tiny_run: Run, tiny_model: Path, tmp_path: Path, damage: str
+) -> None:
+    before = shutil.copytree(tiny_model, tmp_path / "before")
+    (before / RECORD_FILE).write_text(damage)
+    run = replace(tiny_run, model=replace(tiny_run.model, weights_from=before))
+    with pytest.raises(BadInput, match="is not the record of a run"):
+        Trainer(run, tmp_path / "run", device=CPU, quiet=True).train()
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_model_goes_on_from_another_ones_weights(tiny_model: Path, tiny_run: Run, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def draw_sweep(table: Table) -> Figure:
         axes.set_ylim(max(bottom, -1.0), min(top, 101.0))  # a band may pass what a share in percent can be
         axes.set_xticks(places, [str(value) for value in values])
         _label(axes, table["label"], f"test {table['metric']} (%)")
-        axes.set_title(f"{table['label']}: {table['task']}")
+        axes.set_title(f"Test {table['metric']} by {table['label']}: {table['task']}")
         _legend(figure, looks)
     return figure
 

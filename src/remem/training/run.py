@@ -255,10 +255,13 @@ class Trainer:
         # a model that does not rehearse has no decoder
         load_weights(model, {n: value for n, value in given.items() if n in own or not n.startswith(FOR_TRAINING)})
         record = folder / RECORD_FILE
-        cost = json.loads(record.read_text())["cost"] if record.exists() else {}
+        try:
+            cost = json.loads(record.read_text())["cost"] if record.exists() else {}
+            took = {"steps": cost.get("steps"), "seconds": cost.get("train_seconds")}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BadInput(f"{record} is not the record of a run ({error!r}); move it away.") from None
         return {
-            "fingerprint": trained.fingerprint, "method": trained.run.method, "seed": trained.run.seed,
-            "steps": cost.get("steps"), "seconds": cost.get("train_seconds"),
+            "fingerprint": trained.fingerprint, "method": trained.run.method, "seed": trained.run.seed, **took,
         }  # fmt: skip
 
     def _refuse_pretraining(self, model: Model) -> None:
