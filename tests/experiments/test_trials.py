@@ -14,6 +14,7 @@ from remem.experiments.presets import PRESETS
 from remem.experiments.trials import (
     find_runs,
     format_parts_after,
+    format_rehearsed,
     format_steps,
     format_trials,
     format_variants,
@@ -130,6 +131,27 @@ def test_a_trial_stands_beside_the_preset_it_is_named_after(tmp_path: Path) -> N
     ]
     with pytest.raises(BadInput, match="'rms' of narrativeqa is named after no method"):
         named_after("narrativeqa", "rms")
+
+
+def test_memories_that_rehearse_stand_beside_themselves_without(tmp_path: Path) -> None:
+    reached = {
+        "rm": 94.0,
+        "rm-no-rehearsal": 26.0,
+        "dnc": 65.0,
+        "dnc-rehearsal": 99.0,
+        "stm": 7.0,
+        "ct-rehearsal": 14.0,
+    }
+    for method, value in reached.items():
+        run = PRESETS[f"synthetic-short/{method}"]
+        write(tmp_path, f"synthetic-short/{method}", run, 0.0, metrics={"test": {"accuracy": value}})
+    again = replace(PRESETS["synthetic-short/dnc"], seed=1)
+    write(tmp_path, "synthetic-short/dnc", again, 0.0, metrics={"test": {"accuracy": 25.0}})
+    # one that has no other half is left out
+    assert rows(format_rehearsed(tmp_path, "synthetic-short")) == [
+        "| `dnc` | 45.0 (65.0, 25.0) | 99.0 (99.0) |",
+        "| `rm` | 26.0 (26.0) | 94.0 (94.0) |",
+    ]
 
 
 def test_figures_after_equal_steps_have_each_run_by_itself_and_its_end(tmp_path: Path) -> None:

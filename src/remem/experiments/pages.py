@@ -33,6 +33,7 @@ from remem.experiments.tables import (
 from remem.experiments.trials import (
     folder_of,
     format_parts_after,
+    format_rehearsed,
     format_steps,
     format_trials,
     format_variants,
@@ -258,6 +259,7 @@ _MAKERS: dict[str, Callable[[Path, list[str]], str]] = {
     "equal steps": _equal_steps,
     "tasks after": _tasks_after,
     "watched": _watched,
+    "with and without rehearsal": lambda results, words: format_rehearsed(results, *words),
     "bench": _bench,
     "checks": _checks,
     "goals": _goals,

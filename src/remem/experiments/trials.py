@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from statistics import multimode
+from statistics import fmean, multimode
 from typing import Any
 
 from remem.errors import BadInput
@@ -33,6 +33,22 @@ def find_runs(results: Path, task: str) -> dict[str, Group]:
     for path in [*sorted((results / task).rglob("*.json")), *sorted((results / TRIALS / task).rglob("*.json"))]:
         found.setdefault(path.parent.relative_to(results).as_posix(), []).append(read_record(path))
     return found
+
+
+def format_rehearsed(results: Path, task: str) -> str:
+    """Every memory that was trained to rehearse beside itself without it: the mean, and each run; best first."""
+    metric = main_metric(task)
+    found = {folder.removeprefix(f"{task}/"): group for folder, group in find_runs(results, task).items()}
+    others = [name.removesuffix("-rehearsal") for name in found if name.endswith("-rehearsal")]
+    pairs = {"rm": ("rm-no-rehearsal", "rm")} | {name: (name, f"{name}-rehearsal") for name in others}
+    rows = []
+    for memory, (without, rehearsing) in pairs.items():
+        if without in found and rehearsing in found:
+            values = [[r["metrics"]["test"][metric] for r in found[name]] for name in (without, rehearsing)]
+            cells = [f"{fmean(each):.1f} ({', '.join(f'{value:.1f}' for value in each)})" for each in values]
+            rows.append((-fmean(values[1]), [f"`{memory}`", *cells]))
+    header = ["memory", f"nothing rehearsed: test {metric} (%)", "with rehearsal"]
+    return format_lines(header, [cells for _, cells in sorted(rows)], "md")
 
 
 def format_trials(results: Path, task: str, *, parts: tuple[int, ...] | None = None) -> str:
