@@ -20,13 +20,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from remem.data.babi_format import MalformedFile, Story, parse_stories
+from remem.data.sources import TARS
 from remem.errors import BadInput
 
 _NAME = re.compile(r"^qa(\d{1,2})_(?:.*_)?(train|valid|test)(\.partial|_regenerated)?\.txt(\.gz|\.xz)?$")
 # The original archive holds several editions. The paper's is en-10k, and en-valid-10k adds its validation stories; a
 # user with only the 1k edition gets that one. Hindi and shuffled editions are never mixed in.
 _EDITIONS = ("en-10k", "en-valid-10k", "", "en", "en-valid")
-_ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
 MANIFEST = "manifest.json"
 Checked = tuple[bytes, dict[str, Any]]  # a sound file, and its entry in the manifest
 
@@ -73,7 +73,7 @@ def _sources(path: Path) -> Iterator[_Source]:
     """Every bAbI file below a folder and in the archives there, inside an archive (tar or zip), or the file itself."""
     if path.is_dir():
         for file in sorted(each for each in path.rglob("*") if each.is_file()):
-            if file.name.endswith(_ARCHIVES):
+            if file.name.endswith((*TARS, ".zip")):
                 yield from _sources(file)
             elif source := _source(PurePosixPath(file.relative_to(path.parent).as_posix()), file.read_bytes):
                 yield source

@@ -17,6 +17,7 @@ from typing import Any
 from remem.data.babi_format import MalformedFile
 from remem.errors import BadInput
 
+TARS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 # zipfile raises RuntimeError for what is encrypted, or packed in a way it does not know
 _DAMAGED = (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, zlib.error, lzma.LZMAError, RuntimeError)
 
@@ -81,7 +82,7 @@ def _files(path: Path, name: str, wanted: Callable[[str], bool]) -> Iterator[tup
                 if not entry.is_dir() and wanted(entry.filename):
                     with archive.open(entry) as content:
                         yield entry.filename, content  # type: ignore[misc]  # a BufferedIOBase, as all of these
-    elif path.name.endswith((".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")):
+    elif path.name.endswith(TARS):
         with tarfile.open(path) as archive:
             for member in archive:
                 stream = archive.extractfile(member) if member.isfile() and wanted(member.name) else None

@@ -72,8 +72,9 @@ def make_sweep(task: str, over: Sequence[str], methods: Sequence[str]) -> Sweep:
     if unknown := [method for method in methods if method not in presets]:
         raise BadInput(f"{task} has no method {unknown[0]!r}. There are: {', '.join(presets)}.")
     field = SYMBOLS[over[0]][0] if over[0] in SYMBOLS else over[0].replace("-", "_")
-    if not any(field in leaves(presets[method]) for method in methods or presets):
-        with_field(next(iter(presets.values())), field, None)  # refuses, and names what is like it
+    asked = [presets[method] for method in methods or presets]
+    if not any(field in leaves(run) for run in asked):
+        with_field(asked[0], field, None)  # refuses, and names what is like it
     return Sweep(task=task, field=field, values=tuple(map(_parse, over[1:])), methods=tuple(methods))
 
 

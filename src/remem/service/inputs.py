@@ -15,19 +15,23 @@ from remem.service.network import Network
 def checked_events(network: Network, limits: Limits, events: Sequence[Any]) -> list[bytes]:
     """The payloads of one append."""
     if isinstance(events, str | bytes) or not isinstance(events, Sequence):
-        raise InvalidValue(f"{shown(events)} is no list of events; give a list even for a single one.", path="events")
+        raise _no_list(events)
     if not events:
         raise InvalidValue("There are no events; expected at least one.", path="events")
     if len(events) > limits.events:
         raise TooLarge(f"There are {len(events)} events; at most {limits.events} go into one append.", path="events")
-    return [checked_event(network, limits, event, number) for number, event in enumerate(events)]
+    return checked_replay(network, limits, events)
 
 
 def checked_replay(network: Network, limits: Limits, events: Iterable[Any]) -> list[bytes]:
     """The payloads of a stream from its first event on, however many."""
     if isinstance(events, str | bytes) or not isinstance(events, Iterable):
-        raise InvalidValue(f"{shown(events)} is no list of events; give a list even for a single one.", path="events")
+        raise _no_list(events)
     return [checked_event(network, limits, event, number) for number, event in enumerate(events)]
+
+
+def _no_list(events: Any) -> InvalidValue:
+    return InvalidValue(f"{shown(events)} is no list of events; give a list even for a single one.", path="events")
 
 
 def checked_event(network: Network, limits: Limits, event: Any, number: int) -> bytes:
