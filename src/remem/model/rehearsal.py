@@ -140,11 +140,10 @@ def item_keys(items: Tensor) -> Int[Tensor, "b f n"]:
     """
     if not items.is_floating_point():
         return items
-    bits = items.float().contiguous().view(torch.int32).long()
-    # all of it stays within 63 bits: compiled to C++, a product of the loop's counter that does not is undefined
+    bits = items.float().contiguous().view(torch.int32)
+    # each product stays within 63 bits: compiled to C++, one of the loop's counter that does not is undefined
     place = (torch.arange(1, items.shape[-1] + 1, device=items.device) * 0x9E3779B1 & 0x7FFFFFFF) | 1
-    mixed = (bits ^ (bits >> 15)) * place
-    return ((mixed ^ (mixed >> 29)) & 0x3FFFFFFFFFFF).sum(dim=-1)
+    return ((bits ^ (bits >> 15)) * place & 0x3FFFFFFFFFFF).sum(dim=-1)
 
 
 def _mean_over(values: Tensor, mask: Tensor) -> Tensor:

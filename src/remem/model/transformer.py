@@ -14,10 +14,11 @@ from typing import Literal, cast
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from remem.errors import BadInput
 from remem.model.interface import gather_rows
+from remem.ops.attention import attend
+from remem.ops.dropout import Dropout
 from remem.ops.feed_forward import feed_forward
 from remem.ops.linear import linear
 from remem.ops.memory_attention import memory_attention
@@ -75,7 +76,7 @@ class MultiHeadAttention(nn.Module):
         if fast() and native.fits(qkv):
             return self._projected(kept(native.segment_attention_cpu(qkv, mask).flatten(2)))
         q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))  # [b, heads, n, d/heads]
-        mixed = F.scaled_dot_product_attention(q, k, v, mask[:, None, None, :])
+        mixed = attend(q, k, v, mask[:, None, None, :])
         return self._projected(kept(mixed.transpose(1, 2).flatten(2)))
 
     def forward(self, queries: Float[Tensor, "b i d"], keys: Float[Tensor, "b j d"]) -> Float[Tensor, "b i d"]:
@@ -103,13 +104,12 @@ def attendable(mask: Bool[Tensor, "*b n"]) -> Bool[Tensor, "*b n"]:
 
 class _FeedForward(nn.Sequential):
     def __init__(self, dim: int, dropout: float) -> None:
-        super().__init__(nn.Linear(dim, 4 * dim), nn.ReLU(), nn.Dropout(dropout), nn.Linear(4 * dim, dim))
+        super().__init__(nn.Linear(dim, 4 * dim), nn.ReLU(), Dropout(dropout), nn.Linear(4 * dim, dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        inner, clip, dropout, outer = cast("tuple[nn.Linear, nn.ReLU, nn.Dropout, nn.Linear]", tuple(self))
-        if self.training and dropout.p:
-            return outer(dropout(clip(inner(x))))  # what drops can clip as well
-        return feed_forward(x, inner.weight, inner.bias, outer.weight, outer.bias)
+        inner, _, dropout, outer = cast("tuple[nn.Linear, nn.ReLU, Dropout, nn.Linear]", tuple(self))
+        drop = dropout.p if self.training else 0.0
+        return feed_forward(x, inner.weight, inner.bias, outer.weight, outer.bias, drop)
 
 
 class _Residual(nn.Module):
@@ -117,7 +117,7 @@ class _Residual(nn.Module):
 
     def __init__(self, *, dim: int, dropout: float, pre_norm: bool) -> None:
         super().__init__()
-        self.norm, self.dropout, self.pre_norm = nn.LayerNorm(dim), nn.Dropout(dropout), pre_norm
+        self.norm, self.dropout, self.pre_norm = nn.LayerNorm(dim), Dropout(dropout), pre_norm
 
     def forward(
         self, x: Tensor, sublayer: Callable[[Tensor], Tensor], kept: Callable[[Tensor], Tensor] = lambda x: x

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from remem.data.batch import Batch
 from remem.data.dataset import Split
+from remem.ops.onednn import products_by_onednn
 from remem.settings.run import TrainSettings
 from remem.training.objective import MISSED, Logs
 from remem.training.optimizer import make_optimizer
@@ -182,9 +183,11 @@ def backward(
     layers: Sequence[nn.Linear] = (),
 ) -> tuple[Logs, Tensor]:
     """Loss, gradients and clipping; and whether all of it is finite. The given layers are rounded to bf16 at once."""
-    with autocast(batch.ids.device, settings.precision), rounded(layers):
-        loss, logs = objective(batch)
-    loss.backward()
+    device = batch.ids.device
+    with products_by_onednn(device):
+        with autocast(device, settings.precision), rounded(layers):
+            loss, logs = objective(batch)
+        loss.backward()
     norm = nn.utils.clip_grad_norm_(parameters, settings.clip_norm)
     return {**logs, "gradient_norm": norm.detach()}, torch.isfinite(loss.detach()) & torch.isfinite(norm)
 
