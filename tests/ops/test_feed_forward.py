@@ -4,14 +4,14 @@ import pytest
 import torch
 from layer_parts import assert_close, with_gradients
 from torch import Tensor
+from torch.nn import functional as F
 
 import remem.ops.feed_forward as op
-from remem.ops import linear as rows_op
 from remem.ops.feed_forward import feed_forward
 from remem.ops.feed_forward.reference import reference
 from remem.ops.paths import reference_only
 
-BLOCK, LEAST = op._BLOCK, rows_op._LEAST_ROWS
+BLOCK, LEAST = op._BLOCK, op._LEAST_ROWS
 
 
 def make(rows: int, dim: int = 5, inner: int = 7, seed: int = 0) -> list[Tensor]:
@@ -61,19 +61,27 @@ def test_what_is_not_finite_stays_so(blocks: list[int]) -> None:
     assert blocks == [BLOCK + 3]
 
 
-def test_without_onednn_the_results_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    leaves, grad = make(BLOCK + 1), torch.randn(BLOCK + 1, 5)
-    true = with_gradients(feed_forward, leaves, grad)
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    assert_close(with_gradients(feed_forward, leaves, grad), true)
-
-
 def test_a_gradient_of_any_layout_and_an_input_of_any_shape_are_taken() -> None:
     x, *weights = make(2 * BLOCK)
     grad = torch.randn(5, 2 * BLOCK).t()
     flat = with_gradients(feed_forward, [x, *weights], grad)
     deep = with_gradients(feed_forward, [x.view(4, -1, 5), *weights], grad.reshape(4, -1, 5))
     assert all(torch.equal(a, b.view_as(a)) for a, b in zip(flat, deep, strict=True))
+
+
+@pytest.mark.parametrize("rows", [BLOCK + 1, LEAST], ids=["blocks", "plain"])
+def test_a_share_of_the_middle_is_dropped_and_has_no_gradient(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    leaves, grad = make(rows, inner=8), torch.randn(rows, 5)
+    kept = torch.rand(rows, 8) >= 0.3
+    turn = iter(kept.split(BLOCK))
+    monkeypatch.setattr(op, "draw_kept", lambda h, p: next(turn))
+    monkeypatch.setattr("remem.ops.dropout.draw_kept", lambda h, p: kept)
+
+    def true(x: Tensor, inner: Tensor, inner_bias: Tensor, outer: Tensor, outer_bias: Tensor) -> Tensor:
+        return F.linear(F.linear(x, inner, inner_bias).relu() * kept / 0.7, outer, outer_bias)
+
+    mine = with_gradients(lambda *leaves: feed_forward(*leaves, 0.3), leaves, grad)
+    assert_close(mine, with_gradients(true, leaves, grad))
 
 
 def test_what_is_not_trained_and_what_is_small_goes_the_plain_way(blocks: list[int]) -> None:

@@ -14,13 +14,13 @@ from typing import Literal, cast
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from remem.errors import BadInput
 from remem.model.interface import gather_rows
 from remem.ops.attention import attend
 from remem.ops.dropout import Dropout
 from remem.ops.feed_forward import feed_forward
-from remem.ops.linear import linear
 from remem.ops.memory_attention import memory_attention
 from remem.ops.paths import fast
 from remem.ops.segment_attention import native, segment_attention
@@ -72,27 +72,24 @@ class MultiHeadAttention(nn.Module):
         """Each item attends to the real items of its own segment; what is not `kept` is not projected."""
         qkv = self._heads(items, self.query, self.key, self.value)
         if items.is_cuda and fast():
-            return self._projected(kept(segment_attention(qkv, mask).flatten(2)))
+            return self.out(kept(segment_attention(qkv, mask).flatten(2)))
         if fast() and native.fits(qkv):
-            return self._projected(kept(native.segment_attention_cpu(qkv, mask).flatten(2)))
+            return self.out(kept(native.segment_attention_cpu(qkv, mask).flatten(2)))
         q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))  # [b, heads, n, d/heads]
         mixed = attend(q, k, v, mask[:, None, None, :])
-        return self._projected(kept(mixed.transpose(1, 2).flatten(2)))
+        return self.out(kept(mixed.transpose(1, 2).flatten(2)))
 
     def forward(self, queries: Float[Tensor, "b i d"], keys: Float[Tensor, "b j d"]) -> Float[Tensor, "b i d"]:
         """Each query attends to all keys."""
         q, kv = self._heads(queries, self.query).squeeze(2), self._heads(keys, self.key, self.value)
-        return self._projected(memory_attention(q, kv).flatten(2))
-
-    def _projected(self, mixed: Tensor) -> Tensor:
-        return linear(mixed, self.out.weight, self.out.bias)
+        return self.out(memory_attention(q, kv).flatten(2))
 
     def _heads(self, x: Tensor, *layers: nn.Linear) -> Tensor:
         """Several projections in one product: [b, i, layers, heads, d/heads]."""
         weight, bias = (
             torch.cat(parts) for parts in zip(*((layer.weight, layer.bias) for layer in layers), strict=True)
         )
-        return linear(x, weight, bias).unflatten(-1, (len(layers), self.num_heads, -1))
+        return F.linear(x, weight, bias).unflatten(-1, (len(layers), self.num_heads, -1))
 
 
 def attendable(mask: Bool[Tensor, "*b n"]) -> Bool[Tensor, "*b n"]:

@@ -38,7 +38,7 @@ def products_by_onednn(device: torch.device) -> Iterator[None]:
 
 
 def taken() -> bool:
-    """Whether products are oneDNN's just now. Torch's own attention is slow then: it asks for one tiny one at a time."""
+    """Whether products are oneDNN's just now. Torch's own attention is slow then, asking for one tiny one at a time."""
     return _taken
 
 

@@ -15,9 +15,10 @@ from torch.nn import functional as F
 
 from remem.ops.dropout import draw_kept
 from remem.ops.feed_forward.reference import reference
-from remem.ops.linear import product, trained_here
 from remem.ops.linear_relu import linear_relu
+from remem.ops.paths import fast
 
+_LEAST_ROWS = 512
 _BLOCK = 1024  # rows at a time: at the paper's sizes their middle is two megabytes
 
 
@@ -33,9 +34,18 @@ def feed_forward(
     dropped."""
     if x.is_cuda and not drop:  # what drops can clip as well
         return F.linear(linear_relu(x, inner, inner_bias), outer, outer_bias)
-    if trained_here(x):
+    if _pays(x):
         return _InBlocks.apply(x.flatten(0, -2), inner, inner_bias, outer, outer_bias, drop).view_as(x)  # type: ignore[no-untyped-call]
     return reference(x, inner, inner_bias, outer, outer_bias, drop)
+
+
+def _pays(x: Tensor) -> bool:
+    """Whether there are many rows in float32 on a CPU, and their gradients are wanted."""
+    if x.device.type != "cpu" or not fast() or torch.compiler.is_compiling():
+        return False
+    wanted = torch.is_grad_enabled() and x.requires_grad
+    plain = x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    return wanted and plain and x.numel() > _LEAST_ROWS * x.shape[-1]
 
 
 class _InBlocks(torch.autograd.Function):
@@ -45,10 +55,10 @@ class _InBlocks(torch.autograd.Function):
     ) -> Tensor:
         middle, out = [], torch.empty_like(x)
         for rows, to in zip(x.split(_BLOCK), out.split(_BLOCK), strict=True):
-            h = product(rows, inner, inner_bias).relu_()
+            h = F.linear(rows, inner, inner_bias).relu_()
             if drop:
                 h.mul_(draw_kept(h, drop)).div_(1 - drop)
-            to.copy_(product(h, outer, outer_bias))
+            to.copy_(F.linear(h, outer, outer_bias))
             middle.append(h)
         ctx.save_for_backward(x, inner, outer, *middle)
         ctx.drop = drop
@@ -62,7 +72,7 @@ class _InBlocks(torch.autograd.Function):
         on_x, on_inner, on_outer = torch.empty_like(x), torch.zeros_like(inner), torch.zeros_like(outer)
         on_inner_bias = inner.new_zeros(len(inner))
         for g, rows, h, to in zip(grad.split(_BLOCK), x.split(_BLOCK), middle, on_x.split(_BLOCK), strict=True):
-            on_h = product(g, outer_turned)
+            on_h = F.linear(g, outer_turned)
             # what was dropped is zero, as is what was clipped
             torch.ops.aten.threshold_backward.grad_input(on_h, h, 0.0, grad_input=on_h)
             if ctx.drop:
@@ -70,5 +80,5 @@ class _InBlocks(torch.autograd.Function):
             on_outer.addmm_(g.t(), h)
             on_inner.addmm_(on_h.t(), rows)
             on_inner_bias += on_h.sum(dim=0)
-            to.copy_(product(on_h, inner_turned))
+            to.copy_(F.linear(on_h, inner_turned))
         return on_x, on_inner, on_inner_bias, on_outer, grad.sum(dim=0), None
