@@ -330,7 +330,9 @@ def build_machine(settings: ModelSettings, segment_len: int) -> MemoryMachine | 
         "weigh_items": machine.weigh_items,
     }  # fmt: skip
     if machine.recent:
-        return RecentMachine(recent=machine.recent, age_std=settings.embedding.position_std, **parts)
+        return RecentMachine(
+            recent=machine.recent, segment_len=segment_len, place_std=settings.embedding.position_std, **parts
+        )
     return TurnMachine(turns=machine.turns, **parts) if machine.turns else MemoryMachine(**parts)
 
 
@@ -359,6 +361,7 @@ def _reasoner(settings: ModelSettings, row_dim: int) -> MultiHopReasoner:
         compare=settings.reasoner.compare,
         slot_layers=settings.reasoner.slot_layers,
         slot_heads=settings.reasoner.slot_heads,
+        match_rows=settings.reasoner.match_rows,
         dropout=settings.reasoner.dropout,
     )
 

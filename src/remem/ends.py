@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from remem.data.codec import AnswerKind, ClickCodec, Codec, FrameCodec, IdCodec, PassageCodec, TextCodec
+from remem.errors import BadInput
 from remem.model.embed import (
     Embedding,
     IdQueryEncoder,
     ItemEmbedding,
+    PlacedSum,
     QueryEncoder,
     SentenceQueryEncoder,
     TargetQueryEncoder,
@@ -14,6 +16,8 @@ from remem.model.embed import (
 )
 from remem.model.heads import CandidateHead, ClassHead, ClickHead, Head
 from remem.settings.model import ModelSettings
+
+PLACES = 32  # of a question whose words are added up: those beyond count as the last of these
 
 
 def build_embedding(settings: ModelSettings, codec: Codec) -> Embedding:
@@ -42,7 +46,18 @@ def build_query_encoder(settings: ModelSettings, codec: Codec, embed: Embedding)
             tied = settings.reasoner.tie_query_words and isinstance(embed, ItemEmbedding)
             words = embed if tied else item_embedding(settings, codec.num_queries)
             assert isinstance(words, ItemEmbedding)
-            return SentenceQueryEncoder(words=words.table, model_dim=settings.model_dim)
+            return SentenceQueryEncoder(words=words.table, model_dim=settings.model_dim, summed=_summed(settings))
+
+
+def _summed(settings: ModelSettings) -> PlacedSum | None:
+    if settings.reasoner.question == "gru":
+        return None
+    if settings.item_dim != settings.model_dim:
+        raise BadInput(
+            f"A question that is the sum of its words is as wide as they are: {settings.item_dim}, not "
+            f"{settings.model_dim}. Give --model.model-dim {settings.item_dim}, or --model.reasoner.question gru."
+        )
+    return PlacedSum(places=PLACES, dim=settings.item_dim, std=settings.embedding.position_std)
 
 
 def build_head(settings: ModelSettings, codec: Codec, width: int, query_encoder: QueryEncoder) -> Head:

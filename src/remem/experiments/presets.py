@@ -195,7 +195,7 @@ def _stories() -> list[Run]:
     keeping = with_machine(binding, keep_bias=1.0)
     asking = with_machine(without_rehearsal(keeping), recent=10)
     asking = replace(
-        asking, reasoner=replace(asking.reasoner, slot_layers=3),
+        asking, reasoner=replace(asking.reasoner, slot_layers=3, match_rows=True, question="sum"),
         rehearsal=replace(asking.rehearsal, ask_weight=1.0, asks=8),
     )  # fmt: skip
     staged = replace(first, lead=("qa16", "qa1+qa2+qa15+qa17+qa19"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -72,21 +73,39 @@ class TargetQueryEncoder(nn.Module):
         return self.project(self.items(tokens[:, 0]))
 
 
-class SentenceQueryEncoder(nn.Module):
-    """q by a bi-directional GRU over the words of a question (text and video QA)."""
+class PlacedSum(nn.Module):
+    """sum_n p_n * x_n / sqrt(N), a sentence as one vector: its words, each weighed by its place, element by element.
 
-    def __init__(self, *, words: nn.Embedding, model_dim: int) -> None:
+    A word is found in it as it is, whatever stands beside it, so sentences with a word in common are alike from the
+    first step on (Henaff et al., ICLR 2017, read stories so). Words beyond the last place take its weights.
+    """
+
+    def __init__(self, *, places: int, dim: int, std: float) -> None:
         super().__init__()
-        self.words = words
-        self.gru = BiGRU(input_dim=words.embedding_dim, output_dim=model_dim)
+        self.weights = nn.Parameter(1 + std * torch.randn(places, dim))
+
+    def forward(self, words: Float[Tensor, "b n d"], mask: Bool[Tensor, "b n"]) -> Float[Tensor, "b d"]:
+        place = torch.arange(words.shape[1], device=words.device).clamp(max=len(self.weights) - 1)
+        # padding may hold anything, so it is left out rather than multiplied by zero
+        real = words.masked_fill(~mask[..., None], 0.0).to(torch.float32)
+        return (real * self.weights[place]).sum(dim=1) / mask.sum(dim=1, keepdim=True).clamp(min=1).sqrt()
+
+
+class SentenceQueryEncoder(nn.Module):
+    """q by a bi-directional GRU over the words of a question (text and video QA), or as a `PlacedSum` of them."""
+
+    def __init__(self, *, words: nn.Embedding, model_dim: int, summed: PlacedSum | None = None) -> None:
+        super().__init__()
+        self.words, self.summed = words, summed
+        if summed is None:
+            self.gru = BiGRU(input_dim=words.embedding_dim, output_dim=model_dim)
 
     def forward(self, tokens: Int[Tensor, "b w"], mask: Bool[Tensor, "b w"]) -> Float[Tensor, "b m"]:
         return self.read(lookup(self.words, tokens), mask)
 
     def read(self, words: Float[Tensor, "b w d"], mask: Bool[Tensor, "b w"]) -> Float[Tensor, "b m"]:
         """The same from the words' vectors."""
-        _, whole = self.gru(words, mask)
-        return whole
+        return self.gru(words, mask)[1] if self.summed is None else self.summed(words, mask)
 
 
 Embedding = ItemEmbedding | VectorEmbedding

@@ -36,16 +36,26 @@ class ThinkingLayer(nn.Module):
 
 
 class SlotLayers(nn.Module):
-    """Transformer layers over [q; m_1 ... m_K]: what two slots say can be put together before any of them is read."""
+    """Transformer layers over [q; m_1 ... m_K]: what two slots say can be put together before any of them is read.
 
-    def __init__(self, *, item_dim: int, model_dim: int, num_layers: int, num_heads: int, dropout: float) -> None:
+    With `match` no row looks at itself, and queries and keys start as the rows themselves, so that at first each row
+    looks at those that have most in common with it: from "Greg is a swan" to "Lily is a swan". A row is most like
+    itself, and where it may look there, it learns nothing else for thousands of steps.
+    """
+
+    def __init__(
+        self, *, item_dim: int, model_dim: int, num_layers: int, num_heads: int, dropout: float, match: bool = False
+    ) -> None:
         super().__init__()
         self.into = nn.Linear(model_dim, item_dim)
         self.layers = nn.ModuleList(
-            EncoderLayer(dim=item_dim, num_heads=num_heads, dropout=dropout, pre_norm=True) for _ in range(num_layers)
+            EncoderLayer(dim=item_dim, num_heads=num_heads, dropout=dropout, pre_norm=True, match=match)
+            for _ in range(num_layers)
         )
         self.norm = final_norm(item_dim, pre_norm=True)
         self.out = nn.Linear(item_dim, model_dim)
+        if match:
+            nn.init.eye_(self.into.weight)
 
     def forward(
         self, memory: Float[Tensor, "*b k d"], query: Float[Tensor, "*b m"], seen: Bool[Tensor, "*b k"]
@@ -79,6 +89,7 @@ class MultiHopReasoner(nn.Module):
         compare: bool = False,
         slot_layers: int = 0,
         slot_heads: int = 4,
+        match_rows: bool = False,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
@@ -96,7 +107,12 @@ class MultiHopReasoner(nn.Module):
         self.norm = nn.LayerNorm(item_dim) if read_norm else nn.Identity()
         self.slot_layers = (
             SlotLayers(
-                item_dim=item_dim, model_dim=model_dim, num_layers=slot_layers, num_heads=slot_heads, dropout=dropout
+                item_dim=item_dim,
+                model_dim=model_dim,
+                num_layers=slot_layers,
+                num_heads=slot_heads,
+                dropout=dropout,
+                match=match_rows,
             )
             if slot_layers
             else None

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remem.data.batch import Segment
+from remem.model.embed import PlacedSum
 from remem.model.interface import EmbeddedStream, Trace, gather_rows
 from remem.model.machine import SlotMachine
 
@@ -30,17 +31,17 @@ class RecentState(NamedTuple):
 class RecentMachine(SlotMachine):
     """Encodes and writes as `MemoryMachine` does, into K - R slots, and keeps the last R segments beside them.
 
-    s^t = tanh(W sum_n f_n / sqrt(N_t) + c)     M^t = [s^t + a_1; ...; s^{t-R+1} + a_R; m_1; ...; m_{K-R}]
+    s^t = sum_n p_n * x_n / sqrt(N_t)     M^t = [s^t + a_1; ...; s^{t-R+1} + a_R; m_1; ...; m_{K-R}]
 
     The a_j are learned and say how long ago a segment was. Where nothing has been read yet, s is zero.
     """
 
-    def __init__(self, *, recent: int, num_slots: int, item_dim: int, age_std: float, **parts: Any) -> None:
+    def __init__(
+        self, *, recent: int, num_slots: int, item_dim: int, segment_len: int, place_std: float, **parts: Any
+    ) -> None:
         super().__init__(num_slots=num_slots - recent, item_dim=item_dim, **parts)
-        self.pool = nn.Linear(item_dim, item_dim)
-        nn.init.eye_(self.pool.weight)
-        nn.init.zeros_(self.pool.bias)
-        self.ages = nn.Parameter(age_std * torch.randn(recent, item_dim))
+        self.pool = PlacedSum(places=segment_len, dim=item_dim, std=place_std)
+        self.ages = nn.Parameter(place_std * torch.randn(recent, item_dim))
 
     def initial_state(self, batch_size: int) -> RecentState:
         """Slots as they are learned, and nothing read."""
@@ -51,17 +52,11 @@ class RecentMachine(SlotMachine):
         """M: what was read last, marked by its age, and the slots."""
         return torch.cat([state.recent + self.ages, state.slots], dim=1)
 
-    def _pooled(self, features: Float[Tensor, "s n d"], mask: Bool[Tensor, "s n"]) -> Float[Tensor, "s d"]:
-        """A segment as one vector. Padding may hold anything, so it is left out rather than multiplied by zero."""
-        total = features.masked_fill(~mask[..., None], 0.0).sum(dim=1, dtype=torch.float32)
-        root = mask.sum(dim=1, keepdim=True).clamp(min=1).sqrt()
-        return torch.tanh(self.pool(total / root)).to(torch.float32)
-
     def write(self, state: RecentState, segment: Segment) -> RecentState:
         """M^{t+1} from M^t and the segment X^t."""
         features = self.features(segment.items, segment.mask)
         slots, _ = self.writer(state.slots, features, segment.mask)
-        newest = self._pooled(features, segment.mask)[:, None]
+        newest = self.pool(segment.items, segment.mask)[:, None]
         moved = torch.cat([newest, state.recent[:, :-1]], dim=1)
         return RecentState(slots, torch.where(segment.mask.any(dim=1)[:, None, None], moved, state.recent))
 
@@ -70,7 +65,7 @@ class RecentMachine(SlotMachine):
         features = self.features(stream.items, stream.item_mask)
         slots, figures = self.scan(state.slots, features, stream)
         real = stream.item_mask.any(dim=1)[stream.order] & stream.segment_mask
-        pooled = self._pooled(features, stream.item_mask)
+        pooled = self.pool(stream.items, stream.item_mask)
         rows = pooled.index_select(0, stream.order.flatten()).unflatten(0, stream.order.shape)
         recent = last_rows(state.recent, rows, real)
         memories = torch.cat([recent + self.ages, slots], dim=2)

@@ -54,14 +54,20 @@ def sinusoids(length: int, dim: int) -> Float[Tensor, "n d"]:
 
 
 class MultiHeadAttention(nn.Module):
-    """Scaled dot-product attention in several heads, of items to one another or to another sequence."""
+    """Scaled dot-product attention in several heads, of items to one another or to another sequence.
 
-    def __init__(self, *, dim: int, num_heads: int) -> None:
+    With `match` an item attends to others alone, and queries and keys start as the items themselves.
+    """
+
+    def __init__(self, *, dim: int, num_heads: int, match: bool = False) -> None:
         super().__init__()
         if dim % num_heads:
             raise BadInput(f"A width of {dim} cannot be split into {num_heads} heads; choose a divisor.")
-        self.num_heads = num_heads
+        self.num_heads, self.match = num_heads, match
         self.query, self.key, self.value, self.out = (nn.Linear(dim, dim) for _ in range(4))
+        if match:
+            nn.init.eye_(self.query.weight)
+            nn.init.eye_(self.key.weight)
 
     def within(
         self,
@@ -71,6 +77,9 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Tensor, "... d"]:
         """Each item attends to the real items of its own segment; what is not `kept` is not projected."""
         qkv = self._heads(items, self.query, self.key, self.value)
+        if self.match:
+            q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))
+            return self.out(kept(attend(q, k, v, of_others(mask)[:, None]).transpose(1, 2).flatten(2)))
         if items.is_cuda and fast():
             return self.out(kept(segment_attention(qkv, mask).flatten(2)))
         if fast() and native.fits(qkv):
@@ -97,6 +106,13 @@ def attendable(mask: Bool[Tensor, "*b n"]) -> Bool[Tensor, "*b n"]:
     first = torch.zeros_like(mask)
     first[..., 0] = ~mask.any(dim=-1)
     return mask | first
+
+
+def of_others(mask: Bool[Tensor, "b n"]) -> Bool[Tensor, "b n n"]:
+    """Whom each item may look at: every real item but itself, and itself where there is no other."""
+    itself = torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device)
+    others = mask[:, None, :] & ~itself
+    return others | (itself & ~others.any(dim=-1, keepdim=True))
 
 
 class _FeedForward(nn.Sequential):
@@ -128,9 +144,11 @@ class _Residual(nn.Module):
 class EncoderLayer(nn.Module):
     """Self-attention, then feed-forward."""
 
-    def __init__(self, *, dim: int, num_heads: int, dropout: float, pre_norm: bool = False) -> None:
+    def __init__(
+        self, *, dim: int, num_heads: int, dropout: float, pre_norm: bool = False, match: bool = False
+    ) -> None:
         super().__init__()
-        self.attention = MultiHeadAttention(dim=dim, num_heads=num_heads)
+        self.attention = MultiHeadAttention(dim=dim, num_heads=num_heads, match=match)
         self.feed_forward = _FeedForward(dim, dropout)
         self.residuals = nn.ModuleList(_Residual(dim=dim, dropout=dropout, pre_norm=pre_norm) for _ in range(2))
 

@@ -82,8 +82,14 @@ class ReasonerSettings:
     meet, so that what two of them say together must be put together while writing."""
     slot_heads: int = 4
     """Attention heads of these layers."""
+    match_rows: bool = False
+    """Ours: in these layers question and slots look at one another, none at itself, and at first at those most like
+    it: queries and keys start as the rows themselves."""
     dropout: float = 0.0
     """Dropout of the slot layers; thinking layers have none, so that without slot layers it does nothing."""
+    question: Literal["gru", "sum"] = "gru"
+    """What reads a question of words: a bi-directional GRU; or, ours, the sum of its words, each weighed by its
+    place."""
     tie_query_words: bool = False
     """Ours: questions share the items' embedding, where both are words of one vocabulary."""
     match_candidates: bool = False
