@@ -119,6 +119,15 @@ def test_questions_share_the_items_words_only_where_asked(tied: bool) -> None:
     assert (model.query_encoder.words is model.embed.table) == tied
 
 
+def test_a_question_that_is_a_sum_of_words_is_as_wide_as_they_are() -> None:
+    summed = replace(RM, model_dim=RM.item_dim, reasoner=replace(RM.reasoner, question="sum"))
+    encoder = make_model(summed, TEXT_CODEC).query_encoder
+    assert isinstance(encoder, SentenceQueryEncoder)
+    assert not any("gru" in name for name, _ in encoder.named_parameters())
+    with pytest.raises(BadInput, match=rf"as wide as they are: {RM.item_dim}, not {RM.item_dim + 2}\. Give --model"):
+        make_model(replace(summed, model_dim=RM.item_dim + 2), TEXT_CODEC)
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_candidates_are_read_by_a_network_of_their_own_in_the_questions_words(tied: bool) -> None:
     settings = replace(RM, reasoner=replace(RM.reasoner, tie_query_words=tied))

@@ -1,10 +1,18 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from builders import as_torch_gru, assert_close
 from torch import nn
 
-from remem.model.embed import IdQueryEncoder, ItemEmbedding, SentenceQueryEncoder, TargetQueryEncoder, VectorEmbedding
+from remem.model.embed import (
+    IdQueryEncoder,
+    ItemEmbedding,
+    PlacedSum,
+    SentenceQueryEncoder,
+    TargetQueryEncoder,
+    VectorEmbedding,
+)
 
 
 def test_an_item_is_its_row_of_the_table() -> None:
@@ -56,8 +64,26 @@ def test_a_sentence_is_the_last_states_of_torchs_bidirectional_gru_over_its_word
         assert_close(query[i], torch.cat([last[0, 0], last[1, 0]]))
 
 
-def test_padded_words_change_no_sentence() -> None:
-    encoder = SentenceQueryEncoder(words=nn.Embedding(9, 5), model_dim=6)
+def test_a_sum_of_words_weighs_each_by_its_place_and_those_beyond_the_last_as_the_last() -> None:
+    placed, words = PlacedSum(places=3, dim=4, std=0.5), torch.randn(2, 5, 4)
+    mask = torch.arange(5) < torch.tensor([5, 2])[:, None]
+    p = placed.weights
+    five = sum(p[min(n, 2)] * words[0, n] for n in range(5)) / 5**0.5
+    two = (p[0] * words[1, 0] + p[1] * words[1, 1]) / 2**0.5
+    poisoned = words.masked_fill(~mask[..., None], torch.nan)
+    assert_close(placed(poisoned, mask), torch.stack([five, two]))  # type: ignore[list-item]
+    assert (placed(words, torch.zeros_like(mask)) == 0).all()
+    assert abs(PlacedSum(places=50, dim=50, std=0.3).weights.mean().item() - 1) < 0.05
+
+
+def sentence_encoder(kind: str) -> SentenceQueryEncoder:
+    summed = PlacedSum(places=4, dim=6, std=0.3) if kind == "sum" else None
+    return SentenceQueryEncoder(words=nn.Embedding(9, 6), model_dim=6, summed=summed)
+
+
+@pytest.mark.parametrize("kind", ["gru", "sum"])
+def test_padded_words_change_no_sentence(kind: str) -> None:
+    encoder = sentence_encoder(kind)
     tokens = torch.randint(9, (3, 5))
     mask = torch.arange(5) < torch.tensor([5, 3, 1])[:, None]
     others = torch.where(mask, tokens, torch.randint(9, (3, 5)))
@@ -66,7 +92,8 @@ def test_padded_words_change_no_sentence() -> None:
     assert_close(encoder(longer, nn.functional.pad(mask, (0, 2))), encoder(tokens, mask))
 
 
-def test_the_order_of_words_matters() -> None:
-    encoder = SentenceQueryEncoder(words=nn.Embedding(9, 5), model_dim=6)
+@pytest.mark.parametrize("kind", ["gru", "sum"])
+def test_the_order_of_words_matters(kind: str) -> None:
+    encoder = sentence_encoder(kind)
     mask = torch.ones(1, 3, dtype=torch.bool)
     assert not torch.allclose(encoder(torch.tensor([[1, 2, 3]]), mask), encoder(torch.tensor([[3, 2, 1]]), mask))

@@ -132,8 +132,9 @@ def test_rows_not_seen_get_no_weight_and_change_nothing() -> None:
     assert_close(reason, alone)
 
 
-def test_slot_layers_leave_rows_not_seen_out() -> None:
-    reasoner = make_reasoner(slot_layers=2, slot_heads=2)
+@pytest.mark.parametrize("match", [False, True])
+def test_slot_layers_leave_rows_not_seen_out(match: bool) -> None:
+    reasoner = make_reasoner(slot_layers=2, slot_heads=2, match_rows=match)
     memory, query = torch.randn(2, 5, 4), torch.randn(2, 3)
     seen = torch.tensor([[True, True, False, False, False], [True, True, True, True, True]])
     reason, weights = reasoner(memory, query, seen)
@@ -142,8 +143,9 @@ def test_slot_layers_leave_rows_not_seen_out() -> None:
     assert_close(reason[1], reasoner(memory[1:], query[1:])[0][0])
 
 
-def test_slot_layers_ask_for_no_order_of_the_slots() -> None:
-    reasoner = make_reasoner(slot_layers=2, slot_heads=2)
+@pytest.mark.parametrize("match", [False, True])
+def test_slot_layers_ask_for_no_order_of_the_slots(match: bool) -> None:
+    reasoner = make_reasoner(slot_layers=2, slot_heads=2, match_rows=match)
     memory, query, order = torch.randn(2, 5, 4), torch.randn(2, 3), torch.tensor([3, 0, 4, 1, 2])
     reason, weights = reasoner(memory, query)
     mixed_reason, mixed_weights = reasoner(memory[:, order], query)

@@ -55,8 +55,10 @@ def test_only_a_learned_position_code_is_trained_and_saved() -> None:
     assert not fixed.state_dict()
 
 
-def heads_by_hand(attention: MultiHeadAttention, queries: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
-    """softmax(q k / sqrt(d / heads)) v for each head, one query at a time."""
+def heads_by_hand(
+    attention: MultiHeadAttention, queries: Tensor, keys: Tensor, mask: Tensor, *, others: bool = False
+) -> Tensor:
+    """softmax(q k / sqrt(d / heads)) v for each head, one query at a time; with `others` none looks at itself."""
     q, k, v = attention.query(queries), attention.key(keys), attention.value(keys)
     width = q.shape[-1] // attention.num_heads
     mixed = torch.zeros_like(q)
@@ -65,8 +67,9 @@ def heads_by_hand(attention: MultiHeadAttention, queries: Tensor, keys: Tensor, 
         for start in range(0, q.shape[-1], width):
             part = slice(start, start + width)
             for i in range(q.shape[1]):
-                scores = [dot(q[b, i, part].tolist(), k[b, j, part].tolist()) / math.sqrt(width) for j in real]
-                for weight, j in zip(softmax(scores), real, strict=True):
+                seen = [j for j in real if not others or j != i] or [i]
+                scores = [dot(q[b, i, part].tolist(), k[b, j, part].tolist()) / math.sqrt(width) for j in seen]
+                for weight, j in zip(softmax(scores), seen, strict=True):
                     mixed[b, i, part] += weight * v[b, j, part]
     return attention.out(mixed)
 
@@ -80,8 +83,28 @@ def test_attention_is_the_published_formula_one_query_at_a_time() -> None:
     assert_close(attention.within(keys, mask), heads_by_hand(attention, keys, keys, mask))
 
 
-def test_a_masked_key_changes_nothing() -> None:
-    attention = MultiHeadAttention(dim=6, num_heads=3)
+@torch.no_grad()
+def test_items_that_match_look_at_others_alone_unless_there_are_none() -> None:
+    attention = MultiHeadAttention(dim=6, num_heads=2, match=True)
+    items = torch.randn(3, 5, 6)
+    mask = torch.arange(5) < torch.tensor([5, 2, 1])[:, None]
+    assert_close(attention.within(items, mask)[mask], heads_by_hand(attention, items, items, mask, others=True)[mask])
+    assert torch.isfinite(attention.within(items, torch.zeros_like(mask))).all()
+
+
+def test_items_that_match_begin_by_looking_at_those_like_them() -> None:
+    attention = MultiHeadAttention(dim=64, num_heads=4, match=True)
+    items = torch.randn(1, 6, 64)
+    items[0, 4] = items[0, 1] + 0.1 * torch.randn(64)  # as two sentences with most words in common
+    q, k = attention.query(items), attention.key(items)
+    scores = (q @ k.mT)[0].fill_diagonal_(-torch.inf)
+    assert scores[1].argmax() == 4
+    assert scores[4].argmax() == 1
+
+
+@pytest.mark.parametrize("match", [False, True])
+def test_a_masked_key_changes_nothing(match: bool) -> None:
+    attention = MultiHeadAttention(dim=6, num_heads=3, match=match)
     keys = torch.randn(2, 5, 6)
     mask = torch.arange(5) < torch.tensor([3, 1])[:, None]
     spoilt = torch.where(mask[..., None], keys, 1e3 * torch.randn(2, 5, 6))

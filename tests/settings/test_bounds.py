@@ -49,7 +49,7 @@ def test_every_preset_is_within_bounds() -> None:
         ("train.beta2", 1.0, "a share from 0 to 1, but not 1"),
         ("model.item_dim", 0, "at least 1"),
         ("model.machine.num_slots", 0, "at least 1"),
-        ("model.machine.dropout", 1.5, "a share from 0 to 1"),
+        ("model.machine.dropout", 1.0, "a share from 0 to 1, but not 1"),
         ("model.machine.aligned_gain", NAN, "a finite number"),
         ("model.embedding.item_std", -1.0, "a number from 0 up"),
         ("model.rehearsal.decoder_layers", 0, "at least 1"),

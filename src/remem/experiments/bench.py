@@ -25,6 +25,7 @@ from remem.model.assembly import MemoryModel
 from remem.model.machine import MemoryMachine
 from remem.model.recent import RecentMachine
 from remem.model.sampler import HistorySampler, RandomSampler
+from remem.ops.onednn import products_by_onednn
 from remem.ops.paths import reference_only
 from remem.settings.run import Run
 from remem.settings.tasks import SyntheticTask
@@ -228,7 +229,7 @@ def bench_scan(bench: Bench, out: Path | None) -> Iterator[str]:
 
     def scan(plain: bool) -> Repeated:
         def one(_: object) -> None:
-            with _paths(plain):
+            with _paths(plain), products_by_onednn(bench.device):
                 loss().backward()
 
         return Repeated(one, [None], range(bench.steps))

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from remem.ops.onednn import products_by_onednn
+
 
 class Work(NamedTuple):
     """What a step has to do."""
@@ -54,7 +56,8 @@ def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:
     """The best of a few large matrix products, and of a few large copies."""
     size = 8192 if device.type == "cuda" else 1024
     a = torch.randn(size, size, device=device, dtype=dtype)
-    flops = 2 * size**3 / _best_seconds(lambda: a @ a, device)
+    with products_by_onednn(device):  # as a step takes them
+        flops = 2 * size**3 / _best_seconds(lambda: a @ a, device)
     source = torch.empty(2**28 if device.type == "cuda" else 2**25, device=device)
     target = torch.empty_like(source)
     traffic = 2 * source.numel() * 4 / _best_seconds(lambda: target.copy_(source), device)

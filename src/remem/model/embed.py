@@ -88,7 +88,8 @@ class PlacedSum(nn.Module):
         place = torch.arange(words.shape[1], device=words.device).clamp(max=len(self.weights) - 1)
         # padding may hold anything, so it is left out rather than multiplied by zero
         real = words.masked_fill(~mask[..., None], 0.0).to(torch.float32)
-        return (real * self.weights[place]).sum(dim=1) / mask.sum(dim=1, keepdim=True).clamp(min=1).sqrt()
+        weights = self.weights.index_select(0, place)
+        return (real * weights).sum(dim=1) / mask.sum(dim=1, keepdim=True).clamp(min=1).sqrt()
 
 
 class SentenceQueryEncoder(nn.Module):

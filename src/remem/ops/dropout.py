@@ -34,7 +34,7 @@ def draw_kept(x: Float[Tensor, "*s"], p: float) -> Bool[Tensor, "*s"]:
     """Which numbers stay: 16 random bits for each are compared with p."""
     draws = torch.empty(math.ceil(x.numel() / 4), dtype=torch.int64).random_(-(2**63), 2**63 - 1)
     lanes = draws.view(torch.int16)[: x.numel()].view(x.shape)
-    return lanes >= round(p * _LEVELS) - _LEVELS // 2
+    return lanes >= min(round(p * _LEVELS), _LEVELS - 1) - _LEVELS // 2
 
 
 class _Dropout(torch.autograd.Function):

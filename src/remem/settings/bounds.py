@@ -18,7 +18,7 @@ _MAY_BE_ZERO = {
     "turns", "recent", "exchanges", "questions", "stand_ins", "gaps", "fold", "least_count", "negatives", "along",
 }  # fmt: skip
 _NOT_NEGATIVE = re.compile(r"(_weight|_std)$|^(learning_rate|epsilon|weight_decay|focus|focus_streams|max_seconds)$")
-_SHARES = re.compile(r"(dropout|_ratio)$|^(momentum|last_rate|time_noise|reproduced)$")
+_SHARES = re.compile(r"_ratio$|^(momentum|last_rate|time_noise|reproduced)$")
 _SEEDS = 2**63  # torch takes no larger ones
 
 
@@ -53,7 +53,7 @@ def _refused(field: str, value: int | float) -> str:
         return "" if value >= least else f"at least {least}"
     if field == "clip_norm":  # infinity clips nothing
         return "" if value > 0 else "a number above 0"
-    if field == "beta2":
+    if field == "beta2" or field.endswith("dropout"):  # who drops everything learns nothing
         return "" if 0 <= value < 1 else "a share from 0 to 1, but not 1"
     if _SHARES.search(field):
         return "" if 0 <= value <= 1 else "a share from 0 to 1"
