@@ -213,6 +213,7 @@ def _stories() -> list[Run]:
             train=replace(
                 _STORIES.train, steps=16_000, batch_size=32, warmup_steps=500, focus_streams=10.0, last_rate=0.0,
                 rehearse_for=12_000, eval_every=1000, checkpoint_every=1000,
+                lead_steps=5000, lead_until=10.0,  # of a lead, where one is named
             ),
         ),
         replace(
