@@ -351,6 +351,11 @@ def build_sampler(settings: ModelSettings, codec: Codec) -> HistorySampler:
 
 
 def _reasoner(settings: ModelSettings, row_dim: int) -> MultiHopReasoner:
+    if settings.reasoner.match_rows and not settings.reasoner.slot_layers:
+        raise BadInput(
+            "--model.reasoner.match-rows says where rows look in the slot layers, and there are none. Give "
+            "--model.reasoner.slot-layers 3, or leave it False."
+        )
     return MultiHopReasoner(
         item_dim=row_dim,
         model_dim=settings.model_dim,

@@ -34,6 +34,10 @@ def item_embedding(settings: ModelSettings, num_items: int) -> ItemEmbedding:
 
 def build_query_encoder(settings: ModelSettings, codec: Codec, embed: Embedding) -> QueryEncoder:
     """What makes q of a question. A target item always shares the items' embedding, words do if the settings say so."""
+    if settings.reasoner.question == "sum" and isinstance(codec, IdCodec | ClickCodec):
+        raise BadInput(
+            "--model.reasoner.question sum adds up words, and this task's questions have none; leave it gru."
+        )
     match codec:
         case IdCodec():
             return IdQueryEncoder(num_queries=codec.num_queries, model_dim=settings.model_dim)

@@ -124,8 +124,15 @@ def test_a_question_that_is_a_sum_of_words_is_as_wide_as_they_are() -> None:
     encoder = make_model(summed, TEXT_CODEC).query_encoder
     assert isinstance(encoder, SentenceQueryEncoder)
     assert not any("gru" in name for name, _ in encoder.named_parameters())
+    with pytest.raises(BadInput, match="this task's questions have none"):
+        make_model(summed, CODEC)
     with pytest.raises(BadInput, match=rf"as wide as they are: {RM.item_dim}, not {RM.item_dim + 2}\. Give --model"):
         make_model(replace(summed, model_dim=RM.item_dim + 2), TEXT_CODEC)
+
+
+def test_rows_that_match_without_slot_layers_are_refused() -> None:
+    with pytest.raises(BadInput, match="there are none"):
+        make_model(replace(RM, reasoner=replace(RM.reasoner, match_rows=True)), CODEC)
 
 
 @pytest.mark.parametrize("tied", [False, True])

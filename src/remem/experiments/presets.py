@@ -180,7 +180,7 @@ def _stories() -> list[Run]:
     nothing; `rm-staged` trained on so by its answers alone, with nothing rehearsed any more, and stories that were
     missed more often than others; and `rm-recent`, one run of an hour on one core of a CPU: the last ten sentences are
     kept as they are beside ten slots, rows look at others that are like them, and stories ask questions by themselves
-    instead of being rehearsed. So all tasks are found at once; the end of it, too, is answers alone."""
+    instead of being rehearsed, so that no task leads; the end of it, too, is answers alone."""
     lead = replace(_STORIES.train, steps=18_200, warmup_steps=500, lead=("qa16",), lead_steps=3900)
     again = replace(lead, steps=14_300, lead_steps=7800, lead_until=10.0)
     first = replace(

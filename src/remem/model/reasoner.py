@@ -40,7 +40,7 @@ class SlotLayers(nn.Module):
 
     With `match` no row looks at itself, and queries and keys start as the rows themselves, so that at first each row
     looks at those that have most in common with it: from "Greg is a swan" to "Lily is a swan". A row is most like
-    itself, and where it may look there, it learns nothing else for thousands of steps.
+    itself, so where it may look there, what is alike points nowhere else.
     """
 
     def __init__(
